@@ -1,0 +1,35 @@
+"""Where a ModelShape comes from: a GGUF header, or a built-in synthetic one."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from service.errors import UserError
+from service.planning import glm5
+from service.planning.shape import ModelShape, from_tensors
+from service.planning.tensors import Tensor
+
+
+@lru_cache(maxsize=16)
+def model_shape(name: str) -> ModelShape:
+    """`glm-5` and its siblings by name (synthetic headers with the real shapes), anything else as a GGUF path."""
+    if name in glm5.MIXES:
+        mix = glm5.MIXES[name]
+        return from_tensors(glm5.METADATA, glm5.tensors(mix), f"GLM-5 {mix.name} (synthetic header)")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        near = get_close_matches(name, glm5.MIXES, n=1)
+        hint = f"did you mean --shape {near[0]}? " if near else ""
+        raise UserError(f"no model file {name}: {hint}built-in shapes are {', '.join(glm5.MIXES)}")
+    return shape_of_file(path)
+
+
+def shape_of_file(path: Path) -> ModelShape:
+    """The shape of a GGUF file (all parts of a split one). Raises UserError, or GgufError which is one."""
+    from service.gguf.header import read_header
+
+    header = read_header(path)
+    rows = [Tensor(info.name, info.shape, info.type.name) for info in header.tensors.values()]
+    return from_tensors(dict(header.metadata), rows, header.name)
