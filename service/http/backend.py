@@ -1,4 +1,4 @@
-"""What the HTTP app needs from whatever stands behind it. Implemented over Ray handles in deployments/, in process in tests."""
+"""What the HTTP app needs from whatever stands behind it: Ray handles in deployments/, an engine in tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which tier and pool a request really got, and how many seconds it waited for admission. Becomes response headers."""
+    """Which tier and pool a request really got, and how many seconds it waited for admission. Becomes headers."""
 
     tier: Tier
     pool: PoolName
@@ -99,7 +99,7 @@ class Backend(Protocol):
         ...
 
     def honours(self) -> frozenset[str]:
-        """Request fields that every engine behind really obeys; others are refused by name. Cheap. See `Engine.honours`.
+        """Request fields that every engine behind really obeys; others are refused by name. See `Engine.honours`.
 
         Empty while no engine has reported: then nothing is refused here and generate() raises NotReady.
         """

@@ -51,8 +51,8 @@ class HttpSettings(BaseModel):
         20.0,
         gt=0,
         le=86_400,
-        description="A streaming request still without a chunk after this time gets its 200 and keep-alive comments, so "
-        "that proxies do not cut it, seconds. A later error is then an event in the stream, not a status.",
+        description="A streaming request still without a chunk after this time gets its 200 and keep-alive comments, "
+        "so that proxies do not cut it, seconds. A later error is then an event in the stream, not a status.",
     )
     max_n: int = Field(8, ge=1, le=128, description="Largest `n`, choices per prompt; beyond it 400.")
     max_prompts: int = Field(

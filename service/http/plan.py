@@ -1,0 +1,267 @@
+"""From a validated request to the engine requests it takes. Pure: no clock, no I/O; refuses what cannot be honoured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.errors import BadRequest, ModelNotFound
+from service.http.backend import Mode, RequestContext, RequestedTier
+from service.http.honour import OURS, harmless, honoured, refuse_unhonoured
+from service.http.schema import ChatRequest, CompletionRequest, NamedTool
+from service.http.settings import HttpSettings
+from service.http.validate import nearest
+from service.types import Endpoint, EngineRequest, ModelCard, Tier
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What a request's headers ask for. `deadline_s` in seconds, None where the client set none."""
+
+    credential: str | None = None
+    mode: Mode | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One engine request. `index`: of its choice in the answer. `prompt`: which prompt it answers."""
+
+    request: EngineRequest
+    index: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One HTTP request: its parts and what the answer says about itself. `timeout_s`: for the whole of it."""
+
+    id: str
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    include_usage: bool
+    timeout_s: float
+    parts: tuple[Part, ...]
+    context: RequestContext
+
+
+def make_plan(
+    request: ChatRequest | CompletionRequest,
+    raw: Body,
+    *,
+    id: str,
+    headers: Headers,
+    settings: HttpSettings,
+    cards: list[ModelCard],
+    honours: frozenset[str],
+) -> Plan:
+    """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field.
+
+    With no cards and no honours known yet (nothing has loaded) only what needs neither is checked.
+    """
+    _check(request, settings, _card(request.model, cards))
+    refuse_unhonoured(raw, honours)
+    body = _engine_body(raw, honours)
+    tier = request.service_tier
+    wanted: RequestedTier | None = "priority" if tier == "fast" else tier
+    timeout_s = min(settings.request_timeout_s, headers.deadline_s or settings.request_timeout_s)
+    stream = bool(request.stream)
+    endpoint: Endpoint = "chat" if isinstance(request, ChatRequest) else "completions"
+    bodies = list(_fan_out(body, request))
+    n = request.n or 1
+    parts = tuple(
+        Part(
+            request=EngineRequest(
+                id=id if len(bodies) == 1 else f"{id}-{index}",
+                endpoint=endpoint,
+                body=orjson.dumps(each),
+                stream=stream,
+                tier=_tier(wanted),
+                timeout_s=timeout_s,
+            ),
+            index=index,
+            prompt=index // n,
+        )
+        for index, each in enumerate(bodies)
+    )
+    context = RequestContext(
+        credential=headers.credential,
+        requested_tier=wanted,
+        mode=headers.mode,
+        deadline_s=headers.deadline_s,
+        prompt_bytes=len(orjson.dumps(bodies[0].get("messages") or bodies[0].get("prompt"))),
+        max_tokens=_max_tokens(request),
+        siblings=len(parts),
+    )
+    usage = bool(request.stream_options and request.stream_options.include_usage)
+    return Plan(id, endpoint, request.model, stream, usage, timeout_s, parts, context)
+
+
+def _tier(wanted: RequestedTier | None) -> Tier:
+    return "default" if wanted is None or wanted == "auto" else wanted
+
+
+def _card(model: str, cards: list[ModelCard]) -> ModelCard | None:
+    if not cards:
+        return None
+    for card in cards:
+        if card.name == model:
+            return card
+    names = [card.name for card in cards]
+    raise ModelNotFound(f"the model {model[:128]!r} does not exist{nearest(model, names)}", param="model")
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
+
+
+# What needs more than one field, the settings or the model.
+
+
+def _check(request: ChatRequest | CompletionRequest, settings: HttpSettings, card: ModelCard | None) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise BadRequest("stream_options is only allowed with stream=true", param="stream_options")
+    if (request.n or 1) > settings.max_n:
+        raise BadRequest(f"n may be at most {settings.max_n} here, not {request.n}", param="n")
+    if isinstance(request, ChatRequest):
+        _check_chat(request, settings)
+    else:
+        _check_completion(request, settings, card)
+    most = _max_tokens(request)
+    if most is not None and request.min_tokens is not None and request.min_tokens > most:
+        raise BadRequest(f"min_tokens ({request.min_tokens}) is larger than max_tokens ({most})", param="min_tokens")
+    if card is None:
+        return
+    if most is not None and most > card.context_tokens:
+        raise BadRequest(
+            f"max_tokens is too large: {most}; this model's context has {card.context_tokens} tokens",
+            param="max_tokens",
+        )
+    _check_ids((int(key) for key in request.logit_bias or ()), card, "logit_bias")
+    _check_ids(request.stop_token_ids or (), card, "stop_token_ids")
+
+
+def _check_chat(request: ChatRequest, settings: HttpSettings) -> None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise BadRequest(f"max_tokens ({old}) and max_completion_tokens ({new}) disagree", param="max_tokens")
+    if request.top_logprobs is not None:
+        if request.top_logprobs and not request.logprobs:
+            raise BadRequest("top_logprobs is only allowed with logprobs=true", param="top_logprobs")
+        _check_logprobs(request.top_logprobs, settings, "top_logprobs")
+    names = [tool.function.name for tool in request.tools or ()]
+    if len(set(names)) < len(names):
+        raise BadRequest("two tools have the same name", param="tools")
+    choice = request.tool_choice
+    if not names and (choice == "required" or isinstance(choice, NamedTool)):
+        raise BadRequest("tool_choice is only allowed with tools", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        near = nearest(choice.function.name, names)
+        raise BadRequest(f"tool_choice names no tool of this request{near}", param="tool_choice")
+
+
+def _check_completion(request: CompletionRequest, settings: HttpSettings, card: ModelCard | None) -> None:
+    if request.logprobs is not None:
+        _check_logprobs(request.logprobs, settings, "logprobs")
+    if request.best_of is not None and request.best_of < (request.n or 1):
+        raise BadRequest(f"best_of ({request.best_of}) is smaller than n ({request.n})", param="best_of")
+    prompts = _prompts(request)
+    if len(prompts) > settings.max_prompts:
+        raise BadRequest(
+            f"prompt may hold at most {settings.max_prompts} prompts here, not {len(prompts)}", param="prompt"
+        )
+    if card is not None:
+        for prompt in prompts:
+            if isinstance(prompt, list):
+                _check_ids(prompt, card, "prompt")
+
+
+def _check_logprobs(asked: int, settings: HttpSettings, param: str) -> None:
+    if asked > settings.max_logprobs:
+        raise BadRequest(f"{param} may be at most {settings.max_logprobs} here, not {asked}", param=param)
+
+
+def _check_ids(ids: Iterable[int], card: ModelCard, param: str) -> None:
+    largest = max(ids, default=0)
+    if largest >= card.vocab_size:
+        raise BadRequest(
+            f"{param}: the token id {largest} is not in this model's vocabulary of {card.vocab_size}", param=param
+        )
+
+
+# What the engine gets.
+
+
+def _engine_body(raw: Body, honours: frozenset[str]) -> Body:
+    """`raw` without what is ours, null, or harmless and unknown to the engine."""
+    body = {
+        name: value
+        for name, value in raw.items()
+        if value is not None and name not in OURS and (honoured(name, honours) or not harmless(name, raw))
+    }
+    if not raw.get("tools"):
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            body.pop(name, None)
+    most = body.pop("max_completion_tokens", None)
+    if most is not None:
+        body["max_tokens"] = most
+    body["model"] = raw["model"]
+    if raw.get("stream"):
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    return body
+
+
+def _fan_out(body: Body, request: ChatRequest | CompletionRequest) -> Iterable[Body]:
+    """One body per choice, prompts first; the seeds of one prompt's choices differ by one."""
+    raw_prompts: list[Body]
+    if isinstance(request, ChatRequest):
+        raw_prompts = [{"messages": engine_messages(request)}]
+    else:
+        raw_prompts = [{"prompt": prompt} for prompt in _prompts(request)]
+    for prompt in raw_prompts:
+        for i in range(request.n or 1):
+            seed = {} if request.seed is None else {"seed": _wrap(request.seed + i)}
+            yield body | prompt | seed
+
+
+def _wrap(seed: int) -> int:
+    return seed if seed < 2**63 else seed - 2**64
+
+
+def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return prompt  # type: ignore[return-value]
+
+
+def engine_messages(request: Any) -> list[Body]:
+    """Messages as chat templates know them: `developer` is `system`, refusals are text, no answer-only keys."""
+    return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
+
+
+def _message(message: Body) -> Body:
+    for name in ("annotations", "audio", "function_call"):
+        message.pop(name, None)
+    if message["role"] == "developer":
+        message["role"] = "system"
+    refusal = message.pop("refusal", None)
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = [{"type": "text", "text": p.get("text", p.get("refusal"))} for p in content]
+    elif content is None and message["role"] == "assistant":
+        message["content"] = refusal
+    for call in message.get("tool_calls") or ():
+        call["function"]["arguments"] = call["function"]["arguments"].strip() or "{}"
+    return message
