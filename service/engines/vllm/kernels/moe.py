@@ -1,0 +1,130 @@
+"""The routed experts: out[t] = sum over slots s of weight[t, s] * W2[e] . swiglu(W13[e] . x[t]), e = ids[t, s].
+
+Few tokens: two launches, one program a (token, expert). More: tokens are sorted by expert into items of at most BM
+pairs, so that each expert's weights are read once and an expert that gets all tokens is spread over the whole GPU;
+four launches. Above CHUNK tokens the work is cut, which bounds the extra memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from service.engines.vllm.kernels import moe_device as device
+from service.engines.vllm.kernels.choose import MoeTile
+from service.engines.vllm.kernels.linear import COUNTERS, asm_for, unit
+from service.engines.vllm.kernels.repack import Packed
+
+CHUNK = 2048
+"""Tokens at a time. At GLM-5's hidden size and 8 experts a token: 200 MB of fp16, and as much shadow, untouched."""
+
+Pick = Callable[[int], MoeTile]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The five kernels, replaceable by stand-ins whose `[grid]` only compiles (tune.py)."""
+
+    group: Any = device.group_kernel
+    w13_pair: Any = device.w13_pair_kernel
+    w13_group: Any = device.w13_group_kernel
+    w2_pair: Any = device.w2_pair_kernel
+    w2_group: Any = device.w2_group_kernel
+    sum: Any = device.sum_kernel
+
+
+def experts(
+    x: torch.Tensor,
+    w13: Packed,
+    w2: Packed,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    counters: torch.Tensor,
+    pick: Pick,
+) -> torch.Tensor:
+    """x [M, H], weights and ids [M, top_k], expert_map [all experts] -> [M, H] of x's type.
+
+    w13: Packed with interleaved rows, n = 2 I, k = H. w2: n = H, k = I. `pick(m)` gives the tiles for m tokens.
+    ids outside [0, experts), or mapped to -1 by `expert_map`, contribute zero.
+    """
+    x, weights, ids = x.contiguous(), weights.contiguous(), ids.contiguous()
+    assert w13.k == x.shape[1] == w2.n and w13.n == 2 * w2.k and w13.experts == w2.experts
+    out = torch.empty_like(x)
+    for t in range(0, x.shape[0], CHUNK):
+        part = slice(t, min(t + CHUNK, x.shape[0]))
+        tile = pick(part.stop - part.start)
+        launch(Kernels(), x[part], w13, w2, weights[part], ids[part], expert_map, counters, out[part], tile)
+    return out
+
+
+def launch(
+    k: Kernels,
+    x: torch.Tensor,
+    w13: Packed,
+    w2: Packed,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    counters: torch.Tensor,
+    out: torch.Tensor,
+    tile: MoeTile,
+) -> None:
+    """One chunk of `experts`, with the tiles given."""
+    m, top_k = ids.shape
+    has_map, ids_map = expert_map is not None, expert_map if expert_map is not None else ids
+    inner = torch.empty(m * top_k, w2.k, dtype=torch.float16, device=x.device)
+    shadow = torch.empty(m * top_k, w2.k, dtype=torch.bfloat16, device=x.device)
+    step13, step2 = unit(w13.form, w13.pieces), unit(w2.form, w2.pieces)
+    units13, units2 = w13.pieces // step13, w2.pieces // step2
+    n13, n2 = w13.rows // tile.w13.bn, w2.rows // tile.w2.bn
+    assert w13.rows % tile.w13.bn == 0 and w2.rows % (tile.w2.bn * tile.loop) == 0, tile
+    assert units13 % tile.w13.split == 0, tile
+    common13 = dict(
+        ROWS=w13.rows, PIECES=w13.pieces, FORM=w13.form, UNIT=step13, MASK_K=w13.pieces * 64 != w13.k, ASM=asm_for(x),
+        BN=tile.w13.bn, BM=tile.w13.bm, STAGES=tile.w13.stages, num_warps=tile.w13.warps,
+    )  # fmt: skip
+    common2 = dict(
+        UNITS=units2, ROWS=w2.rows, PIECES=w2.pieces, FORM=w2.form, UNIT=step2, MASK_K=w2.pieces * 64 != w2.k,
+        ASM=asm_for(x), BN=tile.w2.bn, BM=tile.w2.bm, STAGES=tile.w2.stages, num_warps=tile.w2.warps,
+    )  # fmt: skip
+    if not tile.grouped:
+        split = tile.w13.split
+        assert n13 * m * top_k < COUNTERS or split == 1, tile
+        partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
+        k.w13_pair[(n13, m * top_k, split)](
+            x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, shadow, partial, counters[1:],
+            w13.k, w2.k, top_k, COUNT=units13 // split, SPLIT=split, HAS_MAP=has_map, **common13,
+        )  # fmt: skip
+        k.w2_pair[(n2, m)](
+            inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n, TOPK=top_k,
+            HAS_MAP=has_map, **common2,
+        )  # fmt: skip
+        return
+    assert tile.w13.bm == tile.w2.bm and tile.w13.split == tile.w2.split == 1, tile
+    pairs, e = m * top_k, w13.experts
+    most_items = min(pairs, e + pairs // tile.w13.bm)
+    numbers = torch.empty(e * pairs + e + 2 * most_items + 1, dtype=torch.int32, device=x.device)
+    lists, counts, item_expert, item_block, items = numbers.split([e * pairs, e, most_items, most_items, 1])
+    k.group[(e,)](
+        ids, ids_map, lists, counts, item_expert, item_block, items, counters, pairs, pairs, EXPERTS=e,
+        EXPERTS2=1 << (e - 1).bit_length(), BM=tile.w13.bm, BLOCK=1024 if pairs > 512 else 512, HAS_MAP=has_map,
+        num_warps=4,
+    )  # fmt: skip
+    k.w13_group[(n13, most_items)](
+        x, w13.low, w13.high, w13.scales, w13.alpha, lists, counts, item_expert, item_block, items, weights, inner,
+        shadow, w13.k, w2.k, top_k, pairs, COUNT=units13, **common13,
+    )  # fmt: skip
+    y = torch.empty(pairs, w2.n, dtype=torch.float16, device=x.device)
+    y_shadow = torch.empty(pairs, w2.n, dtype=torch.bfloat16, device=x.device)
+    k.w2_group[(n2 // tile.loop, most_items)](
+        inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, lists, counts, item_expert, item_block, items, y, y_shadow,
+        w2.k, w2.n, pairs, LOOP=tile.loop, **common2,
+    )  # fmt: skip
+    k.sum[(m, -(-w2.n // 1024))](
+        y, y_shadow, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4
+    )
+
