@@ -1,4 +1,4 @@
-"""Which fields the engine obeys, and the rule for all others: refused by name, never ignored, unless they ask nothing."""
+"""Which fields the engine obeys. All others are refused by name, never ignored, unless they ask for nothing."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import orjson
 from service.errors import BadRequest, ModelNotFound
 from service.http.backend import Mode, RequestContext, RequestedTier
 from service.http.honour import OURS, harmless, honoured, refuse_unhonoured
-from service.http.schema import ChatRequest, CompletionRequest, NamedTool
+from service.http.schema import ChatRequest, CompletionRequest, Message, NamedTool
 from service.http.settings import HttpSettings
 from service.http.validate import nearest
 from service.types import Endpoint, EngineRequest, ModelCard, Tier
@@ -224,7 +224,7 @@ def _fan_out(body: Body, request: ChatRequest | CompletionRequest) -> Iterable[B
     """One body per choice, prompts first; the seeds of one prompt's choices differ by one."""
     raw_prompts: list[Body]
     if isinstance(request, ChatRequest):
-        raw_prompts = [{"messages": engine_messages(request)}]
+        raw_prompts = [{"messages": engine_messages(request.messages)}]
     else:
         raw_prompts = [{"prompt": prompt} for prompt in _prompts(request)]
     for prompt in raw_prompts:
@@ -246,9 +246,9 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     return prompt  # type: ignore[return-value]
 
 
-def engine_messages(request: Any) -> list[Body]:
+def engine_messages(messages: Iterable[Message]) -> list[Body]:
     """Messages as chat templates know them: `developer` is `system`, refusals are text, no answer-only keys."""
-    return [_message(message.model_dump(exclude_none=True)) for message in request.messages]
+    return [_message(message.model_dump(exclude_none=True)) for message in messages]
 
 
 def _message(message: Body) -> Body:

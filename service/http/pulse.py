@@ -1,4 +1,4 @@
-"""The deadlines of one streaming answer, decided from the moments at which things happened. Pure: no clock of its own."""
+"""The deadlines of one streaming answer, decided from the moments at which things happened. Pure: has no clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pulse:
     writing: bool = False
 
     def judge(self, now: float, settings: HttpSettings) -> tuple[bool, float]:
-        """(whether a keep-alive comment is due, at what moment to ask again). Raises DeadlineExceeded, ClientStalled."""
+        """(whether a keep-alive comment is due, when to ask again). Raises DeadlineExceeded, ClientStalled."""
         ends = self.started_at + self.timeout_s
         if now >= ends:
             raise DeadlineExceeded(f"the request took longer than its {self.timeout_s:g} s")
@@ -46,11 +46,13 @@ class Pulse:
             silent = now + settings.first_byte_timeout_s
         # The next chunk may come right after this look, and its silence is counted from there.
         silent = min(silent, now + settings.idle_timeout_s)
-        if self.sent_at is None:
-            speak_at = self.started_at + settings.open_stream_after_s
-        else:
+        if self.sent_at is not None:
             speak_at = self.sent_at + settings.keepalive_s
+        else:
+            speak_at = self.started_at + settings.open_stream_after_s
         due = now >= speak_at and not self.writing
-        if now >= speak_at or self.sent_at is None:
-            speak_at = min(speak_at, now + settings.keepalive_s) if now < speak_at else now + settings.keepalive_s
+        if now >= speak_at:
+            speak_at = now + settings.keepalive_s
+        elif self.sent_at is None:  # the headers, too, may go out right after this look
+            speak_at = min(speak_at, now + settings.keepalive_s)
         return due, min(ends, silent, speak_at)

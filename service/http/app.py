@@ -1,0 +1,217 @@
+"""The HTTP application. `create_app` makes everything; nothing here is global and nothing knows Ray."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from importlib import metadata
+from uuid import uuid4
+
+import orjson
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.errors import BadRequest, ModelNotFound, NotReady
+from service.http.backend import Backend, Readiness
+from service.http.body import read_json
+from service.http.edge import HANDLERS, Edge
+from service.http.envelope import error_response
+from service.http.exchange import answer
+from service.http.openapi import openapi_document
+from service.http.plan import Headers, engine_messages, make_plan
+from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from service.http.settings import HttpSettings
+from service.http.validate import validate
+from service.types import ModelCard
+
+
+def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
+    """The service's ASGI application over `backend`."""
+    version = _version()
+    app = FastAPI(
+        title="glm5-serve",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=HANDLERS,
+    )
+    app.add_middleware(Edge)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-glm-pool", "x-glm-queue-ms", "retry-after"],
+        )
+    document = openapi_document(settings, version)
+    app.openapi = lambda: document  # type: ignore[method-assign]
+    faces = _Faces(backend, settings, version, created=int(time.time()))
+    app.add_api_route("/v1/chat/completions", faces.chat, methods=["POST"])
+    app.add_api_route("/v1/completions", faces.completions, methods=["POST"])
+    app.add_api_route("/v1/models", faces.models, methods=["GET"])
+    app.add_api_route("/v1/models/{model:path}", faces.model, methods=["GET"])
+    app.add_api_route("/tokenize", faces.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", faces.detokenize, methods=["POST"])
+    app.add_api_route("/health", faces.health, methods=["GET"])
+    app.add_api_route("/ready", faces.ready, methods=["GET"])
+    app.add_api_route("/version", faces.version, methods=["GET"])
+    app.add_api_route("/metrics", faces.metrics, methods=["GET"])
+    return app
+
+
+class _Faces:
+    """The endpoints."""
+
+    def __init__(self, backend: Backend, settings: HttpSettings, version: str, *, created: int) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._version = version
+        self._created = created
+
+    async def chat(self, request: Request) -> Response:
+        return await self._generate(request, ChatRequest, "chatcmpl")
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(request, CompletionRequest, "cmpl")
+
+    async def _generate(
+        self, request: Request, model: type[ChatRequest] | type[CompletionRequest], prefix: str
+    ) -> Response:
+        headers = _headers(request)
+        self._backend.authorize(headers.credential)
+        raw = await read_json(request, self._settings)
+        plan = make_plan(
+            validate(model, raw),
+            raw,
+            id=f"{prefix}-{uuid4().hex}",
+            headers=headers,
+            settings=self._settings,
+            cards=self._backend.models(),
+            honours=self._backend.honours(),
+        )
+        return answer(self._backend, self._settings, plan)
+
+    async def tokenize(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        raw = await read_json(request, self._settings)
+        asked = validate(TokenizeRequest, raw)
+        self._known(asked.model)
+        body: dict[str, object] = {"prompt": asked.prompt}
+        if asked.messages is not None:
+            body = {"messages": engine_messages(asked.messages)}
+        if asked.add_special_tokens is not None:
+            body["add_special_tokens"] = asked.add_special_tokens
+        return _json(await self._backend.tokenize(orjson.dumps(body)))
+
+    async def detokenize(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        raw = await read_json(request, self._settings)
+        asked = validate(DetokenizeRequest, raw)
+        self._known(asked.model)
+        for card in self._backend.models()[:1]:
+            if max(asked.tokens, default=0) >= card.vocab_size:
+                raise BadRequest(
+                    f"tokens: {max(asked.tokens)} is not in the vocabulary of {card.vocab_size}", param="tokens"
+                )
+        return _json(await self._backend.detokenize(orjson.dumps({"tokens": asked.tokens})))
+
+    async def models(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        cards = [self._describe(card) for card in self._backend.models()]
+        return _json(orjson.dumps({"object": "list", "data": cards}))
+
+    async def model(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        name = request.path_params["model"]
+        return _json(orjson.dumps(self._describe(self._find(name))))
+
+    async def health(self, request: Request) -> Response:
+        return _json(b'{"status":"ok"}')
+
+    async def ready(self, request: Request) -> Response:
+        now = self._backend.readiness()
+        beside = {"ready": now.ready, "pools": {name: asdict(pool) for name, pool in now.pools.items()}}
+        if now.ready:
+            return _json(orjson.dumps(beside))
+        return error_response(_not_ready(now), beside=beside)
+
+    async def version(self, request: Request) -> Response:
+        return _json(orjson.dumps({"version": self._version}))
+
+    async def metrics(self, request: Request) -> Response:
+        text = await self._backend.metrics()
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    def _known(self, name: str | None) -> None:
+        if name is not None and self._backend.models():
+            self._find(name)
+
+    def _find(self, name: str) -> ModelCard:
+        for card in self._backend.models():
+            if card.name == name:
+                return card
+        raise ModelNotFound(f"the model {name[:128]!r} does not exist", param="model")
+
+    def _describe(self, card: ModelCard) -> dict[str, object]:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "glm5-serve",
+            "engine": card.engine,
+            "architecture": card.architecture,
+            "max_model_len": card.context_tokens,
+            "vocab_size": card.vocab_size,
+            "parameters": card.parameters,
+            "size_bytes": card.bytes,
+            "quantisation": card.quantisation,
+        }
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _not_ready(now: Readiness) -> NotReady:
+    waits = [f"{name}: {pool.phase} {pool.detail}".strip() for name, pool in now.pools.items()]
+    etas = [pool.eta_s for pool in now.pools.values() if pool.eta_s is not None]
+    return NotReady("; ".join(waits) or "nothing is loaded yet", retry_after_s=min(etas, default=None))
+
+
+def _credential(request: Request) -> str | None:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _headers(request: Request) -> Headers:
+    mode = request.headers.get("x-glm-mode")
+    if mode is not None and mode not in ("latency", "throughput"):
+        raise BadRequest("the header x-glm-mode must be latency or throughput", param="x-glm-mode")
+    wait = request.headers.get("x-request-timeout")
+    return Headers(
+        credential=_credential(request),
+        mode=mode,  # type: ignore[arg-type]
+        deadline_s=None if wait is None else _seconds(wait),
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadRequest("the header x-request-timeout must be a number of seconds above 0", param="x-request-timeout")
+    return seconds
+
+
+def _version() -> str:
+    try:
+        return metadata.version("glm5-serve")
+    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
+        return "0+unknown"

@@ -1,0 +1,162 @@
+"""The OpenAPI document, made from the same models that check requests; every status that can come is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from service.http.answers import (
+    ChatAnswer,
+    ChatChunk,
+    ErrorEnvelope,
+    Health,
+    ModelBody,
+    ModelsBody,
+    NotReadyEnvelope,
+    Prompt,
+    Ready,
+    TextAnswer,
+    Tokens,
+    Version,
+)
+from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from service.http.settings import HttpSettings
+
+Json = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{model}"
+
+_ERRORS = {
+    "400": "The request is wrong: `param` names the field, `message` says why.",
+    "401": "No valid API key.",
+    "403": "The API key may not use this tier.",
+    "404": "No such model or endpoint.",
+    "405": "Not this method.",
+    "413": "The body is larger than the limit.",
+    "429": "Slots busy and queue full, or the key's own limit; Retry-After says when to come back.",
+    "500": "The engine or the service failed.",
+    "503": "Nothing can serve yet, or any more; Retry-After where it is known.",
+    "504": "A deadline passed before the first byte.",
+}
+
+_MODELS: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    ChatAnswer,
+    ChatChunk,
+    TextAnswer,
+    ModelsBody,
+    ModelBody,
+    Tokens,
+    Prompt,
+    Health,
+    Ready,
+    NotReadyEnvelope,
+    Version,
+    ErrorEnvelope,
+)
+
+
+def openapi_document(settings: HttpSettings, version: str) -> Json:
+    """OpenAPI 3.1. Ranges that settings narrow are shown as narrowed."""
+    _, schemas = models_json_schema([(model, "validation") for model in _MODELS], ref_template=_REFERENCE)
+    definitions: Json = schemas["$defs"]
+    for name in ("ChatRequest", "CompletionRequest"):
+        _narrow(definitions[name]["properties"]["n"], settings.max_n)
+    _narrow(definitions["ChatRequest"]["properties"]["top_logprobs"], settings.max_logprobs)
+    _narrow(definitions["CompletionRequest"]["properties"]["logprobs"], settings.max_logprobs)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "glm5-serve",
+            "version": version,
+            "description": "GGUF models behind OpenAI's HTTP interface. Unknown fields, and fields that the engine "
+            "cannot honour, are refused by name.",
+        },
+        "security": [{}, {"key": []}],
+        "paths": _paths(),
+        "components": {"schemas": definitions, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _paths() -> Json:
+    all_errors = tuple(_ERRORS)
+    plain = ("405", "500")
+    keyed = ("401", *plain)
+    body = ("400", "401", "404", "405", "413", "500", "503", "504")
+    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    chat = _generation("Answer a conversation", "ChatRequest", "ChatAnswer", "ChatChunk", all_errors)
+    text = _generation("Continue a text", "CompletionRequest", "TextAnswer", "TextAnswer", all_errors)
+    ready = _operation("Whether the service can serve", "Ready", plain)
+    ready["responses"]["503"] = _response("Not yet: the phase, and when it will.", "NotReadyEnvelope")
+    metrics = _operation("Prometheus metrics", "Health", plain)
+    metrics["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    tokenize = _operation("Tokens of a prompt or a conversation", "Tokens", body, "TokenizeRequest")
+    return {
+        "/v1/chat/completions": {"post": chat},
+        "/v1/completions": {"post": text},
+        "/v1/models": {"get": _operation("The models that can be asked for", "ModelsBody", keyed)},
+        "/v1/models/{model}": {
+            "get": _operation("One model", "ModelBody", ("404", *keyed)) | {"parameters": [model]},
+        },
+        "/tokenize": {"post": tokenize},
+        "/detokenize": {"post": _operation("Text of tokens", "Prompt", body, "DetokenizeRequest")},
+        "/health": {"get": _operation("Whether the process lives", "Health", plain)},
+        "/ready": {"get": ready},
+        "/version": {"get": _operation("The service's version", "Version", plain)},
+        "/metrics": {"get": metrics},
+    }
+
+
+def _generation(summary: str, request: str, whole: str, chunk: str, errors: tuple[str, ...]) -> Json:
+    operation = _operation(summary, whole, errors, request)
+    operation["parameters"] = [
+        {
+            "name": "x-glm-mode",
+            "in": "header",
+            "description": "Which pool to prefer.",
+            "schema": {"type": "string", "enum": ["latency", "throughput"]},
+        },
+        {
+            "name": "x-request-timeout",
+            "in": "header",
+            "description": "The client's own deadline, seconds; it can shorten the service's, not lengthen it.",
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+        },
+    ]
+    answer = operation["responses"]["200"]
+    answer["content"]["text/event-stream"] = {
+        "schema": {"type": "string"},
+        "x-event-schema": {"$ref": _REFERENCE.format(model=chunk)},
+    }
+    answer["headers"] = {
+        "x-glm-pool": {"description": "The pool that served it.", "schema": {"type": "string"}},
+        "x-glm-queue-ms": {"description": "Time in the queue, ms.", "schema": {"type": "string"}},
+    }
+    return operation
+
+
+def _operation(summary: str, answer: str, errors: tuple[str, ...], request: str | None = None) -> Json:
+    responses = {"200": _response("Success", answer)}
+    for status in sorted(errors):
+        responses[status] = _response(_ERRORS[status], "ErrorEnvelope")
+    operation: Json = {"summary": summary, "responses": responses}
+    if request is not None:
+        schema = {"$ref": _REFERENCE.format(model=request)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _response(description: str, model: str) -> Json:
+    schema = {"$ref": _REFERENCE.format(model=model)}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _narrow(schema: Json, maximum: int) -> None:
+    for branch in schema["anyOf"]:
+        if branch.get("type") == "integer":
+            branch["maximum"] = min(maximum, branch["maximum"])

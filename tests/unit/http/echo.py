@@ -1,0 +1,179 @@
+"""A small real engine and a backend over it, in process. The engine answers with the last message, a token a word, and
+takes its orders (slow, fail, hang, tools, ...) from the prompt, so that every test says in its request what it wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from service.errors import ContextOverflow, EngineFailed, Overloaded, Unauthorized
+from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
+from service.types import Chunk, EngineRequest, ModelCard
+
+CARD = ModelCard("echo", "echo", "none", context_tokens=64, vocab_size=1000, bytes=1, parameters=1, quantisation="F32")
+
+SAMPLING = "temperature top_p frequency_penalty presence_penalty logit_bias seed top_k min_p repetition_penalty"
+EVERYTHING = frozenset(
+    f"{SAMPLING} max_tokens stop logprobs tools tool_choice parallel_tool_calls response_format echo".split()  # noqa: SIM905
+)
+
+
+@dataclass
+class EchoBackend:
+    """Slots and a bounded queue like the real one's; `log` records what happened to each request."""
+
+    slots: int = 4
+    queue: int = 4
+    fields: frozenset[str] = EVERYTHING
+    ready: bool = True
+    key: str | None = None
+    running: int = 0
+    waiting: int = 0
+    closed: list[str] = field(default_factory=list)
+    seen: list[tuple[EngineRequest, RequestContext]] = field(default_factory=list)
+    output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.slots)
+
+    def authorize(self, credential: str | None) -> None:
+        if self.key is not None and credential != self.key:
+            raise Unauthorized("a valid API key is needed")
+
+    async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Chunk, None]:
+        self.seen.append((request, context))
+        if self._free.locked() and self.waiting >= self.queue:
+            raise Overloaded("slots busy and queue full", retry_after_s=1.5)
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        try:
+            yield Served(tier="default", pool="shared", queue_s=loop.time() - before)
+            async for chunk in _echo(request):
+                self.output_tokens += chunk.output_tokens
+                yield chunk
+        finally:
+            self.running -= 1
+            self.closed.append(request.id)
+            self._free.release()
+
+    async def tokenize(self, body: bytes) -> bytes:
+        asked = orjson.loads(body)
+        text = asked["prompt"] if "prompt" in asked else _last(asked["messages"])
+        tokens = [ord(character) % CARD.vocab_size for character in text]
+        return orjson.dumps({"tokens": tokens, "count": len(tokens), "max_model_len": CARD.context_tokens})
+
+    async def detokenize(self, body: bytes) -> bytes:
+        return orjson.dumps({"prompt": "".join(map(chr, orjson.loads(body)["tokens"]))})
+
+    def models(self) -> list[ModelCard]:
+        return [CARD]
+
+    def readiness(self) -> Readiness:
+        pool = PoolReadiness(1, 1, "serving", eta_s=0.0) if self.ready else PoolReadiness(0, 1, "loading", eta_s=7.2)
+        return Readiness(self.ready, {"shared": pool})
+
+    def honours(self) -> frozenset[str]:
+        return self.fields
+
+    async def metrics(self) -> bytes:
+        return b"glm_echo_output_tokens_total %d\n" % self.output_tokens
+
+
+def _last(messages: list[dict[str, Any]]) -> str:
+    content = messages[-1].get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+    body = orjson.loads(request.body)
+    chat = request.endpoint == "chat"
+    given = _last(body["messages"]) if chat else body["prompt"]
+    text = given if isinstance(given, str) else " ".join(map(str, given))
+    order, _, rest = text.partition(":")
+    words = (rest if order in _ORDERS else text).split(" ")
+    if len(words) > CARD.context_tokens:
+        raise ContextOverflow(
+            f"the prompt has {len(words)} tokens, the context {CARD.context_tokens}",
+            param="messages" if chat else "prompt",
+        )
+    limit = body.get("max_tokens", 1000)
+    finish = "length" if limit < len(words) else "stop"
+    pieces = [word + " " for word in words[:limit]]
+    if order == "refuse":
+        raise EngineFailed("refused to start")
+    if order == "bug":
+        raise RuntimeError("secret insides")
+    if order in ("hang", "hang-later"):
+        if order == "hang-later":
+            yield _chunk(chat, {"content": pieces[0]}, tokens=1)
+        await asyncio.sleep(3600)
+    if order == "slow":
+        await asyncio.sleep(0.5)
+    usage = {"prompt_tokens": len(words), "completion_tokens": len(pieces), "total_tokens": len(words) + len(pieces)}
+    if body.get("tools") and order == "tool":
+        name = body["tools"][0]["function"]["name"]
+        async for chunk in _tool_call(name, rest, usage, request.stream):
+            yield chunk
+        return
+    if not request.stream:
+        message = {"message": {"role": "assistant", "content": "".join(pieces)}} if chat else {"text": "".join(pieces)}
+        choice = {"index": 0, **message, "finish_reason": finish}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [_logprob(piece) for piece in pieces]}
+        yield Chunk(orjson.dumps({"choices": [choice], "usage": usage}), len(pieces), len(words))
+        return
+    for at, piece in enumerate(pieces):
+        if at == 2 and order in ("die", "vanish", "crash"):
+            if order == "die":
+                raise EngineFailed("the engine died")
+            if order == "crash":
+                raise RuntimeError("secret insides")
+            return
+        await asyncio.sleep(0.02 if order == "steady" else 0)
+        yield _chunk(chat, {"content": piece}, tokens=1, logprobs=bool(body.get("logprobs")))
+    yield _chunk(chat, {}, finish=finish)
+    yield Chunk(orjson.dumps({"choices": [], "usage": usage}))
+
+
+_ORDERS = {"refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady"}
+
+
+def _chunk(
+    chat: bool, delta: dict[str, Any], tokens: int = 0, finish: str | None = None, logprobs: bool = False
+) -> Chunk:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
+    choice |= {"delta": delta} if chat else {"text": delta.get("content", "")}
+    if logprobs and delta.get("content"):
+        choice["logprobs"] = {"content": [_logprob(delta["content"])]}
+    return Chunk(orjson.dumps({"choices": [choice]}), tokens)
+
+
+def _logprob(piece: str) -> dict[str, Any]:
+    bare = {"id": 7, "token": piece, "logprob": -0.5, "bytes": list(piece.encode())}
+    return bare | {"top_logprobs": [bare]}
+
+
+async def _tool_call(name: str, arguments: str, usage: Any, stream: bool) -> AsyncGenerator[Chunk, None]:
+    if not stream:
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        yield Chunk(orjson.dumps({"choices": [choice], "usage": usage}), 3)
+        return
+    first = {"index": 0, "function": {"name": name, "arguments": ""}}
+    yield _chunk(True, {"tool_calls": [first]}, tokens=1)
+    for character in arguments:
+        yield _chunk(True, {"tool_calls": [{"index": 0, "function": {"name": name, "arguments": character}}]}, tokens=1)
+    yield _chunk(True, {}, finish="tool_calls")
+    yield Chunk(orjson.dumps({"choices": [], "usage": usage}))
