@@ -54,11 +54,12 @@ ERROR_CODES: tuple[str, ...] = tuple(sorted(_codes(ServiceError)))
 OUTCOMES: tuple[str, ...] = ("ok", "client_gone", *ERROR_CODES, "error")
 """How a request ended: `error` is what the closed family does not know, so a bug of ours."""
 
-REJECTIONS: tuple[str, ...] = (*ERROR_CODES, "queue_full", "deadline", "concurrency", "tokens_per_minute", OTHER)
-ROUTING_REASONS: tuple[str, ...] = (
-    *("only_pool", "tier", "mode", "long_output", "long_prompt", "spill", "spill_to_throughput", "spill_to_latency"),
-    *("free_slot", "shortest_wait", "unavailable", "retry", OTHER),
-)
+REJECTIONS: tuple[str, ...] = (*ERROR_CODES, OTHER)
+USUAL_REJECTIONS: tuple[str, ...] = ("overloaded", "rate_limit_exceeded", "not_ready", "deadline_exceeded")
+"""Shown as zero from the start, so that the first one is an increase and not a new series."""
+
+ROUTING_REASONS: tuple[str, ...] = ("only_pool", "mode", "tier", "auto_idle", "auto_busy", "spill", "pool_down", OTHER)
+"""service/routing's reasons; a test holds the two together."""
 SCALING_REASONS: tuple[str, ...] = (
     *("queue", "wait", "tokens_queued", "kv", "idle", "steady", "minimum", "maximum", "budget", "cooldown", "draining"),
     *("no_data", "rebalance", OTHER),

@@ -6,8 +6,9 @@ Recorders bind their labels once, so that a token costs two additions. Each is u
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -159,13 +160,19 @@ class IngressRecorder:
 
     def __init__(self, metrics: Metrics, clock: Clock = time.monotonic) -> None:
         self._metrics, self._clock = metrics, clock
+        for reason in labels.USUAL_REJECTIONS:
+            metrics.rejections.labels(reason)
 
-    def request(self, endpoint: Endpoint, stream: bool = True) -> IngressMeter:
-        """Around one request, from its arrival. Enter it before admission: TTFT and E2EL count from there."""
-        return IngressMeter(self._metrics, endpoint, stream, self._clock)
+    def request(self, endpoint: Endpoint, stream: bool = True, timeout_s: float = math.inf) -> IngressMeter:
+        """Around one request, from its arrival. Enter it before admission: TTFT and E2EL count from there.
+
+        A ServiceError that leaves it before `served` is a rejection, and is counted as one. A cancel after `timeout_s`
+        is our deadline, not a client that left.
+        """
+        return IngressMeter(self, self._metrics, endpoint, stream, self._clock, timeout_s)
 
     def rejected(self, reason: str) -> None:
-        """Refused before it got a slot: an error's code, or admission's finer reason (labels.REJECTIONS)."""
+        """For a request that is refused outside a `request` block. `reason`: an error's code."""
         self._metrics.rejections.labels(labels.one_of(reason, labels.REJECTIONS)).inc()
 
     def routed(self, pool: PoolName, reason: str) -> None:
@@ -179,10 +186,22 @@ class IngressRecorder:
 class IngressMeter:
     """One request as its client meets it. Made by IngressRecorder.request."""
 
-    __slots__ = ("_arrived", "_clock", "_endpoint", "_itl", "_last", "_metrics", "_served", "_stream")
+    __slots__ = (
+        *("_arrived", "_clock", "_endpoint", "_itl", "_last", "_metrics", "_recorder", "_served", "_stream"),
+        "_timeout_s",
+    )
 
-    def __init__(self, metrics: Metrics, endpoint: str, stream: bool, clock: Clock) -> None:
-        self._metrics, self._endpoint, self._stream, self._clock = metrics, endpoint, stream, clock
+    def __init__(
+        self,
+        recorder: IngressRecorder,
+        metrics: Metrics,
+        endpoint: str,
+        stream: bool,
+        clock: Clock,
+        timeout_s: float,
+    ) -> None:
+        self._recorder, self._metrics, self._endpoint, self._stream = recorder, metrics, endpoint, stream
+        self._clock, self._timeout_s = clock, timeout_s
         self._served: Served | None = None
         self._last: float | None = None
         """When the last token came."""
@@ -216,12 +235,17 @@ class IngressMeter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         metrics, place, outcome = self._metrics, self._place(), outcome_of(error)
+        took = self._clock() - self._arrived
+        if outcome == "client_gone" and took >= self._timeout_s:
+            outcome = "deadline_exceeded"
+        if self._served is None and isinstance(error, ServiceError):
+            self._recorder.rejected(error.code)
         metrics.in_flight.labels(self._endpoint).dec()
         metrics.requests.labels(self._endpoint, *place, outcome).inc()
         if self._served is not None:
             metrics.queue.labels(*place).observe(self._served.queue_s)
         if outcome == "ok":
-            metrics.e2el.labels(*place).observe(self._clock() - self._arrived)
+            metrics.e2el.labels(*place).observe(took)
 
     def _place(self) -> tuple[str, str]:
         served = self._served
@@ -231,8 +255,12 @@ class IngressMeter:
 class ControlRecorder:
     """Decisions on the fleet, with their reasons. Lives in whichever process decides."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, pools: Iterable[PoolName] = ()) -> None:
+        """The pools' series begin at zero, so that a first decision shows as an increase."""
         self._metrics = metrics
+        for pool in pools:
+            for direction in labels.DIRECTIONS:
+                metrics.scaling.labels(pool, direction, "steady" if direction == "hold" else "wait")
 
     def scaling(self, pool: PoolName, direction: labels.Direction, reason: str) -> None:
         self._metrics.scaling.labels(pool, direction, labels.one_of(reason, labels.SCALING_REASONS)).inc()

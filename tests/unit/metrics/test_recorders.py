@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from service.errors import EngineFailed, Overloaded
 from service.http.backend import Served
 from service.metrics.declared import Metrics
-from service.metrics.labels import ERROR_CODES, LOAD_PHASES, OUTCOMES, phase_label
+from service.metrics.labels import ERROR_CODES, LOAD_PHASES, OUTCOMES, ROUTING_REASONS, phase_label
 from service.metrics.recorders import ControlRecorder, IngressRecorder, ReplicaRecorder, outcome_of
 from service.types import Chunk, EngineStats
 from tests.unit.metrics.read import Clock, by, read, total, value
@@ -80,6 +81,36 @@ def test_outcomes(error: BaseException | None, outcome: str) -> None:
     assert by(found, "glm_requests_total", "outcome") == {outcome: 1}
     assert total(found, "glm_e2el_seconds_count") == (1 if outcome == "ok" else 0)
     assert by(found, "glm_requests_total", "pool") == {"none": 1}
+
+
+def test_a_refusal_before_a_place_was_had_is_a_rejection() -> None:
+    metrics = Metrics()
+    ingress = IngressRecorder(metrics)
+    assert value(read(metrics), "glm_rejections_total", reason="overloaded") == 0
+    with contextlib.suppress(Overloaded), ingress.request("chat"):
+        raise Overloaded("full")
+    with contextlib.suppress(EngineFailed), ingress.request("chat") as request:
+        request.served(Served("default", "shared", 0.0))
+        raise EngineFailed("died at work: no rejection")
+    assert by(read(metrics), "glm_rejections_total", "reason") == {"overloaded": 1}
+
+
+def test_a_cancel_by_our_deadline_is_not_a_client_that_left() -> None:
+    clock, metrics = Clock(), Metrics()
+    for seconds in (4.0, 5.0):
+        with (
+            contextlib.suppress(asyncio.CancelledError),
+            IngressRecorder(metrics, clock).request("chat", timeout_s=5.0),
+        ):
+            clock.pass_(seconds)
+            raise asyncio.CancelledError
+    assert by(read(metrics), "glm_requests_total", "outcome") == {"client_gone": 1, "deadline_exceeded": 1}
+
+
+def test_routing_reasons_are_in_the_closed_set() -> None:
+    from service.routing import pick
+
+    assert set(pick.REASONS) < set(ROUTING_REASONS)
 
 
 async def test_a_client_that_leaves_a_generator() -> None:
