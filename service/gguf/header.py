@@ -167,6 +167,12 @@ class GgufHeader:
             raise self._mismatch(key, "an array of integers", array)
         return [int(v) for v in array.values()]
 
+    def numbers(self, key: str) -> list[float]:
+        array = self._array(key)
+        if array.kind == STRING:
+            raise self._mismatch(key, "an array of numbers", array)
+        return [float(v) for v in array.values()]
+
     def integer_per_layer(self, key: str, layers: int, default: int | None = None) -> tuple[int, ...]:
         """A key that holds one number for all layers or an array of one per layer."""
         if isinstance(self.metadata.get(self._key(key)), GgufArray):
