@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -67,6 +67,7 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     dense_layers: int = 0
     attention_width: int = 0
+    _roles_of: dict[tuple[int, str, str], list[RoleBytes]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def file_bytes(self) -> int:
@@ -78,7 +79,7 @@ class ModelShape:
 
     @cached_property
     def active_parameters(self) -> float:
-        """Weights that one token multiplies: chosen experts only, no embedding rows (but a tied head), no MTP, no indexer."""
+        """Weights that one token multiplies: chosen experts; a tied head; not embedding rows, MTP, indexer."""
         total = 0.0
         for t in self._main:
             role = role_of(t.name)
@@ -123,7 +124,13 @@ class ModelShape:
         return [RoleBytes(r, e, f, g, len(b)) for r, e, f, g, b in found.values()]
 
     def roles(self, tp: int, attention: Attention = "dense", runtime: Runtime = "vllm") -> list[RoleBytes]:
-        """The main stack by role."""
+        """The main stack by role. Cached: the caller must not change the list."""
+        key = (tp, attention, runtime)
+        if key not in self._roles_of:
+            self._roles_of[key] = self._main_roles(tp, attention, runtime)
+        return self._roles_of[key]
+
+    def _main_roles(self, tp: int, attention: Attention, runtime: Runtime) -> list[RoleBytes]:
         rows = self._roles(self._main, tp, attention, runtime)
         if not any(r.role.kind == "lm_head" for r in rows):  # tied: the embedding is read whole as the head
             embedding = [r for r in rows if r.role.kind == "embedding"]

@@ -14,10 +14,15 @@ from service.planning.tensors import Tensor
 
 @lru_cache(maxsize=16)
 def model_shape(name: str) -> ModelShape:
-    """`glm-5` and its siblings by name (synthetic headers with the real shapes), anything else as a GGUF path."""
+    """`glm-5` and its siblings by name (synthetic headers with the real shapes), `demo` (the packaged
+    SmolLM2-135M), anything else as a GGUF path."""
     if name in glm5.MIXES:
         mix = glm5.MIXES[name]
         return from_tensors(glm5.METADATA, glm5.tensors(mix), f"GLM-5 {mix.name} (synthetic header)")
+    if name == "demo":
+        from service.config import ModelConfig
+
+        return shape_of_file(ModelConfig.model_validate({}).file())
     path = Path(name).expanduser()
     if not path.is_file():
         near = get_close_matches(name, glm5.MIXES, n=1)
