@@ -10,7 +10,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Bad input to a command: says what is wrong, where, and what would be right. Printed without a traceback, exit 2."""
+    """Bad input to a command: says what is wrong, where, and what would be right. No traceback, exit 2."""
 
 
 class ServiceError(Exception):

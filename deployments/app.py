@@ -1,0 +1,57 @@
+"""`build(config)`: the whole service as one Ray Serve application. Also the import path of declarative deployments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from ray import serve
+from ray.serve import Application
+
+from deployments.ingress import Ingress
+from deployments.replica import Replica
+from service.config import Config, parse
+
+NAME = "glm5"
+INGRESS_ONGOING = 100_000
+"""The ingress admits by its own books (service/admission); Serve must not queue in front of it."""
+
+
+def build(profile: Config | dict[str, Any]) -> Application:
+    """Deployments: `ingress`, and one per pool, named after it. Raises UserError for a bad profile."""
+    config = profile if isinstance(profile, Config) else parse(profile)
+    tree = TypeAdapter(Config).dump_python(config, mode="json")
+    pools = {}
+    for name, pool in config.pools.items():
+        scaling: dict[str, Any] = {"num_replicas": pool.min_replicas}
+        if pool.max_replicas > pool.min_replicas:
+            scaling = {"autoscaling_config": {"min_replicas": pool.min_replicas, "max_replicas": pool.max_replicas}}
+        options: dict[str, Any] = {"num_cpus": pool.cpus, "num_gpus": pool.gpus}
+        if pool.slot_resources:
+            options["resources"] = {"slot": pool.slot_resources}
+        deployment: Any = serve.deployment(
+            Replica,
+            name=name,
+            ray_actor_options=options,
+            # Beyond its slots a replica holds the few that two ingresses admitted in the same instant; and /tokenize.
+            max_ongoing_requests=pool.slots + 64,
+            max_queued_requests=-1,
+            graceful_shutdown_timeout_s=pool.drain_s,
+            graceful_shutdown_wait_loop_s=0.5,
+            health_check_period_s=2.0,
+            health_check_timeout_s=max(30.0, pool.stall_s),
+            **scaling,
+        )
+        pools[name] = deployment.bind(tree, name)
+    front: Any = serve.deployment(
+        serve.ingress()(Ingress),
+        name="ingress",
+        num_replicas=config.ingress.replicas,
+        ray_actor_options={"num_cpus": config.ingress.cpus},
+        max_ongoing_requests=INGRESS_ONGOING,
+        graceful_shutdown_timeout_s=config.http.request_timeout_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2.0,
+    )
+    application: Application = front.bind(tree, **pools)
+    return application

@@ -1,0 +1,137 @@
+"""Ray beneath the service: start one here on loopback with a token, or join one; take down all that we started.
+
+Ray reads its settings from the environment when it is imported, and hands that environment to every process it starts.
+So this module alone sets it, before the first `import ray`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from service.config import Config
+from service.errors import UserError
+
+END_S = 10.0
+"""Longest that a polite end may take before what is left gets SIGKILL."""
+
+
+def environment(config: Config, token_file: Path | None) -> dict[str, str]:
+    """Settings of Ray and Serve for this profile. Measured effects: docs/performance.md."""
+    flags = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy_errors.middlewares",
+        # Default 10 s: a burst would wait that long for a replica.
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+        "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Our engines choose their threads themselves; Ray would set OMP_NUM_THREADS to num_cpus of the actor.
+        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    }
+    if config.ray.throughput_optimized:
+        flags["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "1"
+        if not config.ray.ha_proxy:
+            # Implied by the flag above, but it would open a port a replica and take Serve's proxy away.
+            flags["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
+    if config.ray.ha_proxy:
+        flags["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    if token_file is not None:
+        flags |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+    return flags
+
+
+@contextlib.contextmanager
+def cluster(config: Config) -> Iterator[None]:
+    """Ray is up inside the block. Started here, it ends with the block; joined, it stays. Raises UserError."""
+    if "ray" in sys.modules:
+        raise AssertionError("ray was imported before its environment was set")
+    if config.ray.address is not None:
+        os.environ.update(environment(config, None))
+        import ray
+
+        try:
+            ray.init(address=config.ray.address, log_to_driver=False, namespace="glm5")
+        except (ConnectionError, ray.exceptions.RayError) as fault:
+            raise UserError(f"ray.address: no Ray cluster answers at {config.ray.address}: {fault}") from None
+        yield
+        return
+    home = Path(tempfile.mkdtemp(prefix="glm5-"))
+    token = home / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    os.environ.update(environment(config, token))
+    import ray
+
+    cpus = config.ray.num_cpus or max(4, os.cpu_count() or 1)
+    try:
+        ray.init(
+            address="local",
+            _node_ip_address="127.0.0.1",
+            include_dashboard=False,
+            num_cpus=cpus,
+            resources=dict(config.ray.resources),
+            object_store_memory=config.ray.object_store_mib << 20,
+            log_to_driver=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            namespace="glm5",
+        )
+        yield
+    finally:
+        _end(ray)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _end(ray: Any) -> None:
+    """Serve, then Ray, then whatever of our children still runs."""
+    children = _descendants()
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+    deadline = time.monotonic() + END_S
+    left = [child for child in {*children, *_descendants()} if child.is_running()]
+    while left and time.monotonic() < deadline:
+        _, left = psutil.wait_procs(left, timeout=0.2)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGTERM if time.monotonic() < deadline - END_S / 2 else signal.SIGKILL)
+
+
+def _descendants() -> list[psutil.Process]:
+    """Everything that descends from this process, however deep."""
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process().children(recursive=True))
+    return []
+
+
+def free_port(host: str) -> int:
+    """A TCP port that nobody uses at this moment."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def require_port(host: str, port: int) -> None:
+    """Raises UserError where `port` is taken: Serve itself would only retry and log."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as fault:
+            raise UserError(f"http.port: {host}:{port} cannot be used ({fault.strerror}); give --port N") from None

@@ -1,0 +1,99 @@
+"""`glm5 serve`: bring the application up, say how far it is, hold it until a signal, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from deployments.cluster import cluster, free_port, require_port
+from service.config import Config
+from service.errors import UserError
+
+POLL_S = 0.25
+STATUS_S = 2.0
+
+Say = Callable[[str, str], None]
+"""(phase, detail) of the start; called at every poll."""
+
+
+def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
+    """Blocks until SIGINT or SIGTERM. Raises UserError where the service cannot start."""
+    port = config.http.port or free_port(config.http.host)
+    require_port(config.http.host, port)
+    config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
+    stop = threading.Event()
+    with _signals(stop):
+        say("starting Ray", "")
+        with cluster(config):
+            if not stop.is_set():
+                start(config, stop, say)
+            if not stop.is_set():
+                ready(f"http://{'127.0.0.1' if config.http.host == '0.0.0.0' else config.http.host}:{port}")
+            while not stop.wait(1.0):
+                pass
+            say("stopping", "running answers are cut; a second Ctrl-C does not wait")
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """First signal: end in order. Second: at once (KeyboardInterrupt)."""
+
+    def on_signal(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(config: Config, stop: threading.Event, say: Say) -> None:
+    """Deploy and wait until every pool has its replicas. Raises UserError with the reason where one cannot load."""
+    from ray import serve as ray_serve
+
+    from deployments.app import NAME, build
+    from deployments.board import Board
+
+    say("starting Ray Serve", "controller and proxy")
+    ray_serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": config.http.host, "port": config.http.port, "request_timeout_s": None},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    target = ray_serve.RunTarget(build(config), name=NAME, route_prefix="/")
+    ray_serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    board = Board()
+    looked = 0.0
+    while not stop.wait(POLL_S):
+        posts = board.posts_now() or []
+        replicas = [post for post in posts if post.role == "replica"]
+        for post in replicas:
+            if post.failure:
+                raise UserError(f"the {post.pool} pool cannot load its model: {post.failure}")
+        wanted = {name: pool.min_replicas for name, pool in config.pools.items()}
+        have = {name: sum(1 for p in replicas if p.pool == name and p.ready) for name in wanted}
+        loading = next((p for p in replicas if not p.ready), None)
+        if loading is not None:
+            share = "" if loading.fraction is None else f", {loading.fraction:.0%}"
+            eta = "" if loading.eta_s is None else f", {loading.eta_s:.0f} s left"
+            say(f"{loading.pool}: {loading.phase}", f"{loading.detail}{share}{eta}")
+        elif any(have[name] < wanted[name] for name in wanted):
+            say("starting replicas", "waiting for Ray to start their processes")
+        else:
+            say("starting the front", "ingress and proxy")
+        if time.monotonic() - looked >= STATUS_S or all(have[name] >= wanted[name] for name in wanted):
+            looked = time.monotonic()
+            state = ray_serve.status().applications.get(NAME)
+            if state is not None and state.status == "RUNNING":
+                return
+            if state is not None and state.status == "DEPLOY_FAILED":
+                reasons = [f"{n}: {d.message}" for n, d in state.deployments.items() if d.status != "HEALTHY"]
+                raise UserError("the service did not start: " + (" ".join(reasons) or state.message)[:2000])

@@ -1,0 +1,190 @@
+"""The engine replica: owns one engine from load to drain. Knows Ray Serve; the engine does not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from ray import serve
+
+from deployments import frames
+from deployments.board import INTERVAL_S, Board, Post
+from service.config import Config, PoolConfig, parse
+from service.engines import registry
+from service.errors import ServiceError, UserError
+from service.metrics.declared import Metrics
+from service.metrics.exchange import snapshot
+from service.metrics.recorders import ReplicaRecorder
+from service.types import Chunk, EngineRequest, LoadProgress, PoolName
+
+METRICS_INTERVAL_S = 0.1
+NATIVE_EVERY = 10
+"""Engine-native metrics are fetched once in so many metrics intervals: they cost an HTTP call or a rendering."""
+
+
+class Replica:
+    """Methods take and give bytes (frames.py, OpenAI JSON)."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
+        self, tree: dict[str, Any], pool: PoolName
+    ) -> None:
+        config = parse(tree)
+        self._pool, self._settings = pool, config.pools[pool]
+        self._id = serve.get_replica_context().replica_tag if serve.get_replica_context() else pool
+        self._board, self._metrics = Board(), Metrics()
+        self._recorder = ReplicaRecorder(self._metrics, pool, self._settings.slots)
+        self._post = Post(self._id, "replica", pool, phase="starting")
+        self._phase_began = time.monotonic()
+        self._engine = _make_engine(config, self._settings)
+        self._tasks = [asyncio.create_task(self._speak())]
+        try:
+            card = await self._engine.load(self._progress)
+            self._progress(LoadProgress("warming"))
+            await self._warm()
+        except (UserError, ServiceError) as fault:
+            # Serve would retry for ever without a word: the reason stays on the board while it does.
+            self._say(failure=str(fault))
+            self._pin()
+            await asyncio.sleep(INTERVAL_S)
+            raise
+        self._progress(LoadProgress("ready"))
+        self._say(ready=True, card=card)
+        self._pin()
+
+    def _progress(self, progress: LoadProgress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._post.phase:
+            self._recorder.load_phase(self._post.phase, now - self._phase_began)
+            self._phase_began = now
+        self._say(
+            phase=progress.phase,
+            detail=progress.detail,
+            fraction=progress.fraction,
+            eta_s=progress.eta_s,
+            phase_s=now - self._phase_began,
+        )
+
+    def _say(self, **news: Any) -> None:
+        self._post = Post(**{**{name: getattr(self._post, name) for name in Post.__dataclass_fields__}, **news})
+
+    def _pin(self) -> None:
+        stats = self._engine.stats() if self._post.ready else None
+        self._say(stats=stats, phase_s=time.monotonic() - self._phase_began)
+        self._board.pin(self._id, self._post)
+
+    async def _speak(self) -> None:
+        """Tell the board where we are; metrics whenever they changed."""
+        last, said, rounds = b"", 0.0, 0
+        while True:
+            rounds += 1
+            now = time.monotonic()
+            if self._post.ready:
+                self._recorder.engine(self._engine.stats())
+            metrics = snapshot(self._metrics)
+            if now - said >= INTERVAL_S:
+                self._pin()
+                said = now
+            native = await self._engine.native_metrics() if self._post.ready and rounds % NATIVE_EVERY == 0 else None
+            if metrics != last or native:
+                self._board.pin(self._id, None, metrics, native)
+                last = metrics
+            await asyncio.sleep(METRICS_INTERVAL_S)
+
+    async def _warm(self) -> None:
+        """One answer before the first client: pages are in memory, caches and thread pools exist."""
+        body = orjson.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+        async with asyncio.timeout(300):
+            async for _ in self._engine.generate(EngineRequest("warm", "chat", body, stream=False)):
+                pass
+
+    async def generate(self, message: bytes) -> AsyncIterator[bytes]:
+        """Frames of one answer; an error is a frame too, so that its facts survive the journey."""
+        request = frames.unpack_request(message)
+        try:
+            with self._recorder.request(request.tier, request.stream) as meter:
+                source = self._engine.generate(request)
+                async with contextlib.aclosing(source):  # type: ignore[type-var]
+                    async for joined in self._joined(source, meter):
+                        yield joined
+        except ServiceError as error:
+            yield frames.pack_error(error)
+
+    async def _joined(self, source: AsyncIterator[Chunk], meter: Any) -> AsyncIterator[bytes]:
+        """Chunks as messages: one by one while this process keeps up, joined when it falls behind.
+
+        Nothing is ever held back; a busy event loop finds several chunks ready and pays for one message.
+        """
+        ready: list[bytes] = []
+        wake = asyncio.Event()
+
+        async def pump() -> None:
+            try:
+                async for chunk in source:
+                    meter.chunk(chunk)
+                    ready.append(frames.pack_chunk(chunk))
+                    wake.set()
+            finally:
+                wake.set()
+
+        pumping = asyncio.create_task(pump())
+        try:
+            while True:
+                await wake.wait()
+                wake.clear()
+                if ready:
+                    message = b"".join(ready)
+                    ready.clear()
+                    yield message
+                elif pumping.done():
+                    break
+            await pumping
+        finally:
+            pumping.cancel()
+            await asyncio.wait([pumping])
+
+    async def tokenize(self, body: bytes) -> bytes:
+        return await _framed(self._engine.tokenize(body))
+
+    async def detokenize(self, body: bytes) -> bytes:
+        return await _framed(self._engine.detokenize(body))
+
+    async def check_health(self) -> None:
+        """Raises when the engine is dead or stands still with work in hand; busy or loading is healthy."""
+        if not self._post.ready:
+            return
+        stats = self._engine.stats()
+        if not stats.alive:
+            raise RuntimeError("the engine is dead")
+        if stats.running and stats.heartbeat_age_s > self._settings.stall_s:
+            raise RuntimeError(f"{stats.running} requests run, nothing decoded for {stats.heartbeat_age_s:.0f} s")
+
+    async def __del__(self) -> None:
+        """Serve calls this after the drain. Best effort by nature: a killed process never gets here."""
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
+        if hasattr(self, "_engine"):
+            self._board.unpin(self._id)
+            await self._engine.close()
+
+
+async def _framed(work: Any) -> bytes:
+    try:
+        return frames.pack_chunk(Chunk(await work))
+    except ServiceError as error:
+        return frames.pack_error(error)
+
+
+def _make_engine(config: Config, pool: PoolConfig) -> Any:
+    path = str(config.model.file()) if pool.engine.name != "simulated" else config.model.path
+    return registry.create(
+        pool.engine.name,
+        model=path,
+        served_name=config.model.served_name,
+        slots=pool.slots,
+        context_tokens=config.model.context_tokens,
+        options=pool.engine,
+    )

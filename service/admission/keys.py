@@ -1,0 +1,155 @@
+"""API keys: who a caller is and what they may take. The file holds hashes; a key itself is never kept or logged."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import QuotaExceeded, Unauthorized, UserError
+from service.types import Chunk, Tier
+
+WINDOW_S = 60.0
+MAX_KEY_CHARACTERS = 512
+
+
+class KeyEntry(BaseModel):
+    """One line of the keys file. `sha256`: hex digest of the key (keys are long and random, so one hash is enough)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=64)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    tier: Literal["priority", "default", "flex"] = "priority"
+    concurrency: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    expires: float | None = Field(None, description="Unix time")
+
+
+class Limits(Protocol):
+    """The part of `admission:` that concerns keys."""
+
+    @property
+    def keys_file(self) -> str | None: ...
+
+    @property
+    def anonymous(self) -> bool: ...
+
+    @property
+    def anonymous_tier(self) -> Tier: ...
+
+
+@dataclass(eq=False)
+class Caller:
+    """One key's live books in this process. `spent`: (when, tokens) within the last minute."""
+
+    name: str
+    ceiling: Tier
+    concurrency: int | None = None
+    tokens_per_minute: int | None = None
+    running: int = 0
+    spent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @contextmanager
+    def spend(self, context: object = None) -> Iterator[Spending]:
+        """Hold one place of the caller's concurrency. Raises QuotaExceeded."""
+        if self.concurrency is not None and self.running >= self.concurrency:
+            raise QuotaExceeded(f"this key may run {self.concurrency} requests at once", retry_after_s=1.0)
+        if self.tokens_per_minute is not None:
+            self._check_tokens(time.monotonic())
+        self.running += 1
+        try:
+            yield Spending(self)
+        finally:
+            self.running -= 1
+
+    def _check_tokens(self, now: float) -> None:
+        assert self.tokens_per_minute is not None
+        while self.spent and self.spent[0][0] <= now - WINDOW_S:
+            self.spent.popleft()
+        used = sum(tokens for _, tokens in self.spent)
+        if used < self.tokens_per_minute:
+            return
+        over, after = used - self.tokens_per_minute, 1.0
+        for when, tokens in self.spent:
+            over -= tokens
+            after = max(1.0, when + WINDOW_S - now)
+            if over < 0:
+                break
+        raise QuotaExceeded(
+            f"this key used {used} of {self.tokens_per_minute} tokens in the last minute; try again in {after:.0f} s",
+            retry_after_s=after,
+        )
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Counts what one request really used, prompt and answer alike; per second, so that the books stay small."""
+
+    caller: Caller
+
+    def used(self, chunk: Chunk) -> None:
+        tokens = chunk.output_tokens + chunk.prompt_tokens
+        if self.caller.tokens_per_minute is None or not tokens:
+            return
+        now, spent = time.monotonic(), self.caller.spent
+        if spent and now - spent[-1][0] < 1.0:
+            spent[-1] = (spent[-1][0], spent[-1][1] + tokens)
+        else:
+            spent.append((now, tokens))
+
+
+class KeyRing:
+    """Finds the caller behind a credential."""
+
+    def __init__(self, entries: list[KeyEntry], anonymous: Caller | None) -> None:
+        self._anonymous = anonymous
+        self._entries = [
+            (bytes.fromhex(e.sha256), e.expires, Caller(e.name, e.tier, e.concurrency, e.tokens_per_minute))
+            for e in entries
+        ]
+
+    @staticmethod
+    def load(limits: Limits) -> KeyRing:
+        """Raises UserError where the file is missing or wrong."""
+        anonymous = Caller("anonymous", limits.anonymous_tier) if limits.anonymous else None
+        if limits.keys_file is None:
+            if anonymous is None:
+                raise UserError("admission: anonymous is false and keys_file is empty, so nobody could ask anything")
+            return KeyRing([], anonymous)
+        path = Path(limits.keys_file).expanduser()
+        try:
+            tree = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+            entries = [KeyEntry.model_validate(item) for item in tree]
+        except OSError as fault:
+            raise UserError(f"keys file {path}: {fault.strerror}") from None
+        except (yaml.YAMLError, ValidationError, TypeError) as fault:
+            raise UserError(f"keys file {path} is not a list of keys (name, sha256, ...): {fault}") from None
+        return KeyRing(entries, anonymous)
+
+    def find(self, credential: str | None) -> Caller:
+        """Raises Unauthorized. Every entry is compared, in constant time each, whichever matches."""
+        if credential is None or not self._entries:
+            if self._anonymous is None:
+                raise Unauthorized("an API key is needed: send the header Authorization: Bearer KEY")
+            return self._anonymous
+        digest = hashlib.sha256(credential[:MAX_KEY_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+        found: Caller | None = None
+        expires: float | None = None
+        for known, until, caller in self._entries:
+            if hmac.compare_digest(known, digest):
+                found, expires = caller, until
+        if found is None:
+            raise Unauthorized("the API key is not known")
+        if expires is not None and time.time() >= expires:
+            raise Unauthorized("the API key has expired")
+        return found

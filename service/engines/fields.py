@@ -1,0 +1,36 @@
+"""Which request fields each engine really obeys. Kept apart from the engines so that the HTTP process, which refuses
+the others by name, need not import them. tests/ send every field listed here to the engine and look at the effect.
+"""
+
+from __future__ import annotations
+
+_COMMON = frozenset(
+    {
+        "frequency_penalty",
+        "ignore_eos",
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "n",
+        "presence_penalty",
+        "prompt",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "user",
+        "service_tier",
+    }
+)
+_SAMPLING = frozenset({"top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs", "top_logprobs"})
+_CHAT = frozenset({"tools", "tool_choice", "response_format", "chat_template_kwargs", "reasoning_effort"})
+
+HONOURED: dict[str, frozenset[str]] = {
+    "llamacpp": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls"},
+    "vllm": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls", "echo"},
+    # The simulated engine draws no samples: the sampling fields change nothing there, by its nature.
+    "simulated": _COMMON | _SAMPLING,
+}

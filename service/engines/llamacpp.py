@@ -1,0 +1,262 @@
+"""llama.cpp in this process, through xllamacpp's server layer: bytes in, bytes out, one thread a running request.
+
+The layer opens an HTTP listener of its own on loopback that cannot be turned off. It is locked with a random key and
+used by us alone, for /tokenize, /detokenize, /apply-template and /slots, which have no in-process call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import xllamacpp
+
+from service.engines.assemble import Assembler
+from service.engines.fields import HONOURED
+from service.engines.llamacpp_wire import Meter, error_from, request_body
+from service.engines.options import LlamaCppOptions
+from service.engines.protocol import Report
+from service.errors import BadRequest, EngineFailed, UserError
+from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+
+
+class LlamaCppEngine:
+    """One GGUF file under llama.cpp, `slots` sequences at once, `context_tokens` for each of them."""
+
+    name = "llamacpp"
+    honours = HONOURED["llamacpp"]
+
+    def __init__(
+        self, *, model: str, served_name: str, slots: int, context_tokens: int, options: LlamaCppOptions
+    ) -> None:
+        self._path, self._served, self._slots, self._context = Path(model), served_name, slots, context_tokens
+        self._options = options
+        self._server: Any = None
+        self._http: httpx.AsyncClient | None = None
+        # One thread more than slots: a cancelled call may linger for one decode step while its successor starts.
+        self._threads = ThreadPoolExecutor(slots + 1, thread_name_prefix="llama")
+        self._running: set[_Call] = set()
+        self._output = self._prompt = self._requests = self._drafted = self._accepted = 0
+        self._busy_s, self._busy_since, self._beat = 0.0, 0.0, time.monotonic()
+
+    async def load(self, report: Report) -> ModelCard:
+        if not self._path.is_file():
+            raise UserError(f"model file {self._path} does not exist; give --model FILE.gguf or set model.path")
+        size = self._path.stat().st_size
+        key = secrets.token_urlsafe(32)
+        report(LoadProgress("reading weights", f"{self._path.name}, {size / 1e9:.2f} GB"))
+        loop = asyncio.get_running_loop()
+        loading = loop.run_in_executor(None, xllamacpp.Server, self._params(key))
+        started = time.monotonic()
+        while not (await asyncio.wait({loading}, timeout=0.5))[0]:
+            seconds = time.monotonic() - started
+            report(LoadProgress("reading weights", f"{self._path.name}, {size / 1e9:.2f} GB, {seconds:.0f} s so far"))
+        try:
+            self._server = loading.result()
+        except RuntimeError as failure:
+            raise UserError(f"llama.cpp cannot load {self._path}: {failure}") from failure
+        self._http = httpx.AsyncClient(
+            base_url=self._server.listening_address, headers={"authorization": f"Bearer {key}"}, timeout=30.0
+        )
+        meta = (await self._http.get("/v1/models")).json()["data"][0]["meta"]
+        self._context = int(meta["n_ctx"])
+        return ModelCard(
+            name=self._served,
+            engine=self.name,
+            architecture=str(meta.get("architecture", "")) or _architecture(self._path),
+            context_tokens=self._context,
+            vocab_size=int(meta["n_vocab"]),
+            bytes=int(meta["size"]),
+            parameters=int(meta["n_params"]),
+            quantisation=str(meta.get("ftype", "")),
+        )
+
+    def _params(self, key: str) -> Any:
+        options, params = self._options, xllamacpp.CommonParams()
+        params.model.path = str(self._path)
+        params.model_alias = {self._served}
+        params.n_parallel = self._slots
+        params.n_ctx = self._slots * self._context
+        params.n_batch, params.n_ubatch = options.batch_tokens, min(options.batch_tokens, 512)
+        if options.threads:
+            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
+        params.cache_prompt, params.cache_ram_mib = options.prefix_cache, options.prefix_cache_mib
+        params.n_gpu_layers = options.gpu_layers
+        params.n_threads_http = 2
+        params.endpoint_slots = params.endpoint_metrics = True
+        params.api_keys, params.ui, params.port = [key], False, 0
+        params.verbosity = 1
+        return params
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        body = request_body(request, self._context)
+        call = _Call(self, request.endpoint, body, asyncio.get_running_loop())
+        self._enter(call)
+        job = self._threads.submit(call.run)
+        meter, whole = Meter(request.endpoint), None if request.stream else Assembler()
+        try:
+            async for raw in call.chunks():
+                message = orjson.loads(raw)
+                if "error" in message:
+                    raise error_from(message["error"])
+                chunk = meter.read(message)
+                self._output += chunk.output_tokens
+                self._prompt += chunk.prompt_tokens
+                self._drafted += chunk.drafted
+                self._accepted += chunk.accepted
+                self._beat = time.monotonic()
+                if whole is None:
+                    if chunk.data:
+                        yield chunk
+                elif chunk.data:
+                    whole.add(orjson.loads(chunk.data))
+            if not meter.finished:
+                raise EngineFailed("llama.cpp ended the answer without a finish reason")
+            if whole is not None:
+                yield Chunk(
+                    orjson.dumps(whole.response()), meter.output_tokens, meter.prompt_tokens, meter.cached_tokens
+                )
+        finally:
+            call.stop()
+            job.cancel()
+            self._leave(call)
+
+    def _enter(self, call: _Call) -> None:
+        if self._server is None:
+            raise EngineFailed("llama.cpp is not loaded")
+        if not self._running:
+            self._busy_since = self._beat = time.monotonic()
+        self._running.add(call)
+        self._requests += 1
+
+    def _leave(self, call: _Call) -> None:
+        self._running.discard(call)
+        if not self._running:
+            self._busy_s += time.monotonic() - self._busy_since
+
+    async def tokenize(self, body: bytes) -> bytes:
+        ask: dict[str, Any] = orjson.loads(body)
+        if "messages" in ask:
+            keys = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
+            rendered = await self._ask("/apply-template", {key: ask[key] for key in keys if key in ask})
+            text, special = rendered["prompt"], False
+        else:
+            text, special = ask["prompt"], ask.get("add_special_tokens", True)
+        answer = await self._ask("/tokenize", {"content": text, "add_special": special, "parse_special": True})
+        tokens = answer["tokens"]
+        return orjson.dumps({"tokens": tokens, "count": len(tokens), "max_model_len": self._context})
+
+    async def detokenize(self, body: bytes) -> bytes:
+        answer = await self._ask("/detokenize", {"tokens": orjson.loads(body)["tokens"]})
+        return orjson.dumps({"prompt": answer["content"]})
+
+    async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self._http is None:
+            raise EngineFailed("llama.cpp is not loaded")
+        response = await self._http.post(path, content=orjson.dumps(body))
+        answer: dict[str, Any] = orjson.loads(response.content)
+        if response.status_code != 200:
+            raise error_from(answer["error"]) if "error" in answer else BadRequest(str(answer))
+        return answer
+
+    def stats(self) -> EngineStats:
+        now = time.monotonic()
+        return EngineStats(
+            slots=self._slots,
+            running=len(self._running),
+            output_tokens=self._output,
+            prompt_tokens=self._prompt,
+            requests=self._requests,
+            busy_s=self._busy_s + (now - self._busy_since if self._running else 0.0),
+            heartbeat_age_s=now - self._beat if self._running else 0.0,
+            drafted=self._drafted,
+            accepted=self._accepted,
+            alive=self._server is not None,
+        )
+
+    async def native_metrics(self) -> str:
+        """llama.cpp's own Prometheus text (`llamacpp:*`)."""
+        if self._http is None:
+            return ""
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self._http.get("/metrics")).text
+        return ""
+
+    async def close(self) -> None:
+        for call in tuple(self._running):
+            call.stop()
+        if self._http is not None:
+            await self._http.aclose()
+        await asyncio.get_running_loop().run_in_executor(None, lambda: self._threads.shutdown(wait=True))
+        self._server = None
+
+
+class _Call:
+    """One blocking call of llama.cpp on a thread, read from the event loop.
+
+    The callback appends to a deque and wakes the loop only when it may be asleep, so a burst of chunks costs one wake.
+    """
+
+    def __init__(self, engine: LlamaCppEngine, endpoint: str, body: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._endpoint, self._body, self._loop = engine, endpoint, body, loop
+        self._chunks: deque[bytes] = deque()
+        self._wake, self._stop = asyncio.Event(), threading.Event()
+        self._done = False
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            if not self._stop.is_set():
+                server = self._engine._server
+                handle = server.handle_chat_completions if self._endpoint == "chat" else server.handle_completions
+                handle(self._body, self._receive)
+        except ValueError as fault:  # xllamacpp's answer to a body that llama.cpp's JSON reader refuses
+            self._failure = BadRequest(f"llama.cpp refused the request: {fault}")
+        except Exception as fault:  # noqa: BLE001 - edge of the thread: whatever it was fails the request, not the process
+            self._failure = EngineFailed(f"llama.cpp failed: {fault}")
+        finally:
+            self._done = True
+            self._notify()
+
+    def _receive(self, chunk: bytes) -> bool:
+        self._chunks.append(chunk)
+        self._notify()
+        return self._stop.is_set()
+
+    def _notify(self) -> None:
+        # A closed loop means that the process is ending: nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            done = self._done
+            while self._chunks:
+                yield self._chunks.popleft()
+            if done:
+                if self._failure is not None:
+                    raise self._failure
+                return
+            await self._wake.wait()
+            self._wake.clear()
+
+    def stop(self) -> None:
+        """Decoding ends at the next chunk; the thread frees llama.cpp's slot."""
+        self._stop.set()
+
+
+def _architecture(path: Path) -> str:
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).fields.get("general.architecture")
+    return str(field.contents()) if field else ""

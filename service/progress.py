@@ -1,0 +1,56 @@
+"""What a person sees while the service starts: the phase, the seconds, what it waits for; then how to use it."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+
+class StartProgress:
+    """A live line on a terminal; one line a phase elsewhere."""
+
+    def __init__(self, model: str) -> None:
+        self._model, self._console = model, Console(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._phase, self._began, self._phase_began = "", time.monotonic(), time.monotonic()
+
+    def __enter__(self) -> StartProgress:
+        if self._console.is_terminal:
+            self._status = self._console.status("starting")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, phase: str, detail: str) -> None:
+        now = time.monotonic()
+        if phase != self._phase:
+            if self._phase and self._status is not None:
+                self._console.print(f"[green]✓[/] {self._phase} [dim]{now - self._phase_began:.1f} s[/]")
+            self._phase, self._phase_began = phase, now
+            if self._status is None:
+                self._console.print(f"{now - self._began:6.1f} s  {phase}{f' ({detail})' if detail else ''}")
+        if self._status is not None:
+            waits = f" [dim]{detail}[/]" if detail else ""
+            self._status.update(f"{phase} {now - self._phase_began:.0f} s{waits}")
+
+    def ready(self, url: str) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        seconds = time.monotonic() - self._began
+        self._phase = ""
+        body = f'{{"model": "{self._model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        self._console.print(f"[bold green]ready[/] in {seconds:.1f} s: {self._model} at [bold]{url}/v1[/]\n")
+        self._console.print(
+            f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", soft_wrap=True
+        )
+        self._console.print(f"  glm5 chat --url {url}\n")
+        self._console.print("[dim]Ctrl-C stops it.[/]")
