@@ -26,6 +26,11 @@ from service.planning.shape import ModelShape
 from service.planning.sources import model_shape
 
 ACTIVATION_BYTES = 2  # bf16 messages
+MTP_DRAFTS = 3  # what the published MTP figures used
+FITTED_TOKENS, EXTRAPOLATED_ERROR = (
+    128,
+    0.4,
+)  # docs/planning.md: the two rows with 256 tokens a step are 22 and 39 % off
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,11 @@ class StepModel:
         return running * self.settings.tokens_per_step / step if step else 0.0
 
     @property
+    def clock(self) -> TokenClock:
+        """For engines that emit one token a step: speculative decoding folded into a shorter step."""
+        return TokenClock(self)
+
+    @property
     def trust(self) -> Trust:
         return self.box.trust
 
@@ -114,6 +124,11 @@ class StepModel:
     def band(self) -> float:
         """Relative half-width of the error band of tokens_per_s."""
         return self.calibration.band(self.trust)
+
+    def band_at(self, running: int) -> float:
+        """The band at a batch size: wider where drafts make batches that no published row was fitted at."""
+        outside = self.settings.draft_tokens and running * (1 + self.settings.draft_tokens) > FITTED_TOKENS
+        return max(self.band, EXTRAPOLATED_ERROR) if outside else self.band
 
     def read_bytes(self, tokens: float) -> float:
         """Bytes of weights that one GPU reads in a step of `tokens` tokens."""
@@ -201,11 +216,35 @@ class StepModel:
         return max(busy, gaps) + self.calibration.host_step_s
 
 
+@dataclass(frozen=True, slots=True)
+class TokenClock:
+    """Seconds per output token of each running request; equal to the step where nothing is drafted."""
+
+    model: StepModel
+
+    def decode_step_s(self, running: int, context_tokens: int) -> float:
+        return self.model.decode_step_s(running, context_tokens) / self.model.settings.tokens_per_step
+
+    def prefill_s(self, tokens: int) -> float:
+        return self.model.prefill_s(tokens)
+
+
 @lru_cache(maxsize=64)
-def step_model(model: str | ModelShape = "glm-5", hardware: str = "8x-rtx-pro-6000", **settings: Any) -> StepModel:
+def step_model(
+    model: str | ModelShape = "glm-5",
+    hardware: str = "8x-rtx-pro-6000",
+    *,
+    mtp: bool | None = None,
+    cuda_graphs: bool | None = None,
+    **settings: Any,
+) -> StepModel:
     """A StepModel by names. `model`: a built-in shape ("glm-5") or a GGUF path; `hardware`: a box of the catalogue or a
-    preflight JSON; `settings`: fields of EngineSettings (tp, slots, graphs, kernels, draft_tokens, ...). Repeated calls
-    with equal arguments return the same object. Raises UserError."""
+    preflight JSON; `settings`: fields of EngineSettings (tp, slots, graphs, kernels, draft_tokens, ...), `mtp` and
+    `cuda_graphs` as profiles write them. Equal arguments give the same object. Raises UserError."""
+    if mtp is not None:
+        settings["draft_tokens"] = MTP_DRAFTS if mtp else 0
+    if cuda_graphs is not None:
+        settings["graphs"] = cuda_graphs
     shape = model if isinstance(model, ModelShape) else model_shape(model)
     where = find_box(hardware)
     known = {f.name for f in fields(EngineSettings)}

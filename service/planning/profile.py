@@ -1,0 +1,69 @@
+"""The plan's settings as a profile that `glm5 serve` accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from service.engines.vllm.options import VllmOptions
+from service.planning.plan import Mode, Plan
+
+
+def profile_tree(plan: Plan, model_path: str) -> dict[str, Any]:
+    """Plain data for service.config.parse. One GPU box has room for one replica: a `shared` pool with the throughput
+    settings and slots reserved for priority requests; an engine option that this version lacks is left out."""
+    throughput = next(m for m in plan.modes if m.aim == "throughput")
+    settings = throughput.settings
+    slots = settings.slots
+    tree: dict[str, Any] = {"model": {"path": model_path, "context_tokens": plan.context}}
+    pool: dict[str, Any] = {"slots": slots, "min_replicas": 1, "max_replicas": 1}
+    if settings.runtime == "llamacpp":
+        pool["engine"] = {"name": "llamacpp"}
+    else:
+        pool["engine"] = {"name": "vllm"} | engine_options(throughput)
+        pool["gpus"] = float(settings.tp)
+        if slots > 8:
+            pool["reserved_slots"] = min(4, slots // 8)
+    tree["pools"] = {"shared": pool}
+    return tree
+
+
+def engine_options(mode: Mode) -> dict[str, Any]:
+    """Fields of VllmOptions for the mode; only those that VllmOptions knows."""
+    s = mode.settings
+    wished = {
+        "tensor_parallel": s.tp,
+        "cuda_graphs": s.graphs,
+        "draft_tokens": s.draft_tokens,
+        "kv_cache_dtype": "fp8" if s.kv_value_bytes == 1 else "auto",
+        "batched_tokens": s.prefill_chunk,
+    }
+    return {k: v for k, v in wished.items() if k in VllmOptions.model_fields}
+
+
+def profile_text(plan: Plan, model_path: str) -> str:
+    """The YAML, with a head that says what was predicted and how far to trust it."""
+    latency = next(m for m in plan.modes if m.aim == "latency")
+    throughput = next(m for m in plan.modes if m.aim == "throughput")
+    band = plan.model.band
+    head = [
+        f"# Written by glm5 plan for {plan.model.shape.name} on {plan.model.box.name}.",
+        f"# {plan.basis}: {latency.rate.tok_s:.0f} tok/s for one user with latency settings, "
+        f"{throughput.rate.tok_s:.0f} tok/s for {throughput.rate.concurrency} users with these (within {band:.0%}).",
+        *(f"# {line}" for line in throughput.reasons),
+    ]
+    setting = _environment(plan, throughput)
+    if setting:
+        head.append(f"# Start it with {setting}: the all-reduce that this plan counts on.")
+    body = yaml.safe_dump(profile_tree(plan, model_path), sort_keys=False)
+    return "\n".join(head) + "\n" + body
+
+
+def _environment(plan: Plan, mode: Mode) -> str:
+    if mode.settings.tp == 1:
+        return ""
+    algorithm = plan.model.box.link.algorithms.get(mode.settings.allreduce)
+    if algorithm is None:
+        return ""
+    return " ".join(f"{k}={v}" for k, v in algorithm.setting.items() if k.isupper())
