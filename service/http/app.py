@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from service.errors import BadRequest, ModelNotFound, NotReady
 from service.http.backend import Backend, Readiness
-from service.http.body import read_json
+from service.http.body import read_request
 from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
@@ -24,7 +24,6 @@ from service.http.openapi import openapi_document
 from service.http.plan import Headers, engine_messages, make_plan
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from service.http.settings import HttpSettings
-from service.http.validate import validate
 from service.types import ModelCard
 
 
@@ -79,14 +78,12 @@ class _Faces:
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, CompletionRequest, "cmpl")
 
-    async def _generate(
-        self, request: Request, model: type[ChatRequest] | type[CompletionRequest], prefix: str
-    ) -> Response:
+    async def _generate(self, request: Request, model: type[ChatRequest | CompletionRequest], prefix: str) -> Response:
         headers = _headers(request)
         self._backend.authorize(headers.credential)
-        raw = await read_json(request, self._settings)
+        asked, raw = await read_request(request, self._settings, model)
         plan = make_plan(
-            validate(model, raw),
+            asked,
             raw,
             id=f"{prefix}-{uuid4().hex}",
             headers=headers,
@@ -98,8 +95,7 @@ class _Faces:
 
     async def tokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
-        raw = await read_json(request, self._settings)
-        asked = validate(TokenizeRequest, raw)
+        asked, _ = await read_request(request, self._settings, TokenizeRequest)
         self._known(asked.model)
         body: dict[str, object] = {"prompt": asked.prompt}
         if asked.messages is not None:
@@ -110,8 +106,7 @@ class _Faces:
 
     async def detokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
-        raw = await read_json(request, self._settings)
-        asked = validate(DetokenizeRequest, raw)
+        asked, _ = await read_request(request, self._settings, DetokenizeRequest)
         self._known(asked.model)
         for card in self._backend.models()[:1]:
             if max(asked.tokens, default=0) >= card.vocab_size:

@@ -12,34 +12,49 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.errors import BadRequest, BodyTooLarge
 from service.http.settings import HttpSettings
+from service.http.validate import Model, validate
 
-# Strings whole (possessive, closing quote optional: linear on any input), else one bracket.
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+# Possessive, so linear; applied to valid JSON only.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_REST = bytes(set(range(256)) - set(b"[]{}"))
+_LARGE = 256 * 1024
+_MOST_KEYS = 4096  # far above any use; half a million wrong keys would cost 5 s of error reports
 
 
-async def read_json(request: Request, settings: HttpSettings) -> dict[str, Any]:
-    """The request's body as an object. Raises ClientDisconnect when the client goes away before its end."""
+async def read_request(request: Request, settings: HttpSettings, model: type[Model]) -> tuple[Model, dict[str, Any]]:
+    """The request's body, checked against `model`, and as it came. Raises BadRequest, BodyTooLarge, and
+    ClientDisconnect when the client goes away before its end."""
     _check_headers(request, settings)
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             body = await _read(request, settings.max_body_bytes)
     except TimeoutError:
         raise BadRequest(f"the request body did not arrive within {settings.body_timeout_s:g} s") from None
-    return parse_object(body, settings.max_json_depth)
+    if len(body) > _LARGE:  # up to seconds of work: other requests go on meanwhile
+        return await asyncio.to_thread(_check, body, settings, model)
+    return _check(body, settings, model)
+
+
+def _check(body: bytes, settings: HttpSettings, model: type[Model]) -> tuple[Model, dict[str, Any]]:
+    raw = parse_object(body, settings.max_json_depth)
+    return validate(model, raw), raw
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """Strict JSON: UTF-8, finite numbers, no lone surrogates, no duplicate keys, at most `max_depth` levels."""
     if not body.strip():
         raise BadRequest("the request body is empty; a JSON object is expected")
-    if _depth(body) > max_depth:
-        raise BadRequest(f"the request body is nested deeper than {max_depth} levels")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        if "depth limit" in str(error):
+            raise _too_deep(max_depth) from None
         raise BadRequest(f"the request body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRequest("the request body must be a JSON object")
+    if _deeper(body, max_depth):
+        raise _too_deep(max_depth)
     # orjson keeps the last of two equal keys without a word; only the standard parser can be asked.
     json.loads(body, object_pairs_hook=_unique, parse_int=str, parse_float=str)
     return value
@@ -77,19 +92,23 @@ def _too_large(limit: int, got: str) -> BodyTooLarge:
     return BodyTooLarge(f"the request body may have at most {limit} bytes; this one has {got}")
 
 
-def _depth(body: bytes) -> int:
-    depth = deepest = 0
-    for match in _STRING_OR_BRACKET.finditer(body):
-        first = body[match.start()]
-        if first in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif first in b"]}":
-            depth -= 1
-    return deepest
+def _too_deep(limit: int) -> BadRequest:
+    return BadRequest(f"the request body is nested deeper than {limit} levels")
+
+
+def _deeper(body: bytes, limit: int) -> bool:
+    """Whether valid JSON has more than `limit` levels: what is left of its brackets if each round removes one."""
+    brackets = _STRING.sub(b"", body).translate(_BRACKETS, _REST)
+    for _ in range(limit):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) > _MOST_KEYS:
+        raise BadRequest(f"a JSON object in the request body has {len(pairs)} keys; at most {_MOST_KEYS} are allowed")
     seen = set()
     for name, _ in pairs:
         if name in seen:

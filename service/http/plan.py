@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -23,7 +23,7 @@ Body = dict[str, Any]
 class Headers:
     """What a request's headers ask for. `deadline_s` in seconds, None where the client set none."""
 
-    credential: str | None = None
+    credential: str | None = field(default=None, repr=False)
     mode: Mode | None = None
     deadline_s: float | None = None
 

@@ -27,6 +27,9 @@ class TextPart(Strict):
     text: Text
 
 
+Parts = Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+
+
 class RefusalPart(Strict):
     type: Literal["refusal"]
     refusal: Text
@@ -36,13 +39,13 @@ class SystemMessage(Strict):
     """Instructions. `developer` is OpenAI's newer name for `system` and is treated as it."""
 
     role: Literal["system", "developer"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Parts
     name: str | None = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Parts
     name: str | None = None
 
 
@@ -76,11 +79,11 @@ class AssistantMessage(Strict):
         str
         | Annotated[
             list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
-            Field(min_length=1),
+            Field(min_length=1, fail_fast=True),
         ]
         | None
     ) = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(
         None, description="The model's earlier reasoning, where its template wants it."
@@ -100,7 +103,7 @@ class AssistantMessage(Strict):
 class ToolMessage(Strict):
     role: Literal["tool"]
     tool_call_id: str = Field(min_length=1)
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Parts
     name: str | None = None
 
 
@@ -171,7 +174,7 @@ class Generation(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: (
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = Field(None, description="Token id (as a string) to a bias added to its logit.")
+    ) = Field(None, max_length=1024, description="Token id (as a string) to a bias added to its logit.")
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4)]
@@ -195,7 +198,7 @@ class Generation(Strict):
 class ChatRequest(Generation):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -237,7 +240,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = Field(None, description="Default true for a prompt.")
 
     @model_validator(mode="after")

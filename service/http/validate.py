@@ -24,6 +24,10 @@ def validate(model: type[Model], raw: dict[str, Any]) -> Model:
         raise UnsupportedField("store=true is refused: answers are never stored", param="store")
     if isinstance(raw.get("modalities"), list) and "audio" in raw["modalities"]:
         raise UnsupportedField("modalities may only be ['text']: this service writes text only", param="modalities")
+    for name in raw:
+        if name not in model.model_fields:
+            known = list(model.model_fields)
+            raise UnsupportedField(f"unknown field {name[:64]!r}{nearest(name, known)}", param=name[:64])
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -37,16 +41,15 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def _explain(errors: list[ErrorDetails], raw: dict[str, Any], model: type[BaseModel]) -> BadRequest:
-    """One error from many: an unknown field first (the rest may follow from it), else the deepest, where a union failed
-    the branch that came furthest."""
+    """One error from many: a wrong `type` first (the rest follows from it), else the deepest, since of a union's
+    branches the one that came furthest is the one that was meant."""
     found = [(_path(error, raw), error) for error in errors]
     path, error = max(found, key=_helpfulness)
     where = _render(path)
     kind = error["type"]
     if kind == "extra_forbidden":
         name = str(path[-1])
-        known = list(model.model_fields) if len(path) == 1 else _nested_names(model)
-        return UnsupportedField(f"unknown field {where!r}{nearest(name, known)}", param=where)
+        return UnsupportedField(f"unknown field {where!r}{nearest(name, _nested_names(model))}", param=where)
     if kind == "missing":
         return BadRequest(f"the field {where!r} is required", param=where)
     if kind in ("literal_error", "union_tag_invalid", "union_tag_not_found") and path and _is_part(path, error, raw):
@@ -68,15 +71,12 @@ def _explain(errors: list[ErrorDetails], raw: dict[str, Any], model: type[BaseMo
     return BadRequest(f"{where}: {message}" if where else message, param=where or None)
 
 
-def _helpfulness(pair: tuple[tuple[str | int, ...], ErrorDetails]) -> tuple[int, int, bool]:
+def _helpfulness(pair: tuple[tuple[str | int, ...], ErrorDetails]) -> tuple[int, int, int]:
     path, error = pair
     kind = error["type"]
-    first = 0
-    if kind == "extra_forbidden" and len(path) == 1:
-        first = 1
-    elif kind == "literal_error" and path and path[-1] == "type":
-        first = 2
-    return first, len(path), not kind.endswith("_type")
+    first = kind == "literal_error" and path[-1:] == ("type",)
+    last = 2 if kind == "extra_forbidden" else 0 if kind.endswith("_type") else 1
+    return first, len(path), last
 
 
 def _expected(error: ErrorDetails) -> str:

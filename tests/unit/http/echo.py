@@ -19,7 +19,7 @@ CARD = ModelCard("echo", "echo", "none", context_tokens=64, vocab_size=1000, byt
 
 SAMPLING = "temperature top_p frequency_penalty presence_penalty logit_bias seed top_k min_p repetition_penalty"
 EVERYTHING = frozenset(
-    f"{SAMPLING} max_tokens stop logprobs tools tool_choice parallel_tool_calls response_format echo".split()  # noqa: SIM905
+    f"{SAMPLING} max_tokens stop logprobs tools tool_choice parallel_tool_calls response_format echo".split()
 )
 
 
@@ -118,6 +118,9 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         if order == "hang-later":
             yield _chunk(chat, {"content": pieces[0]}, tokens=1)
         await asyncio.sleep(3600)
+    while order == "flood":
+        yield _chunk(chat, {"content": "x" * 4000}, tokens=1)
+        await asyncio.sleep(0)
     if order == "slow":
         await asyncio.sleep(0.5)
     usage = {"prompt_tokens": len(words), "completion_tokens": len(pieces), "total_tokens": len(words) + len(pieces)}
@@ -127,6 +130,7 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
             yield chunk
         return
     if not request.stream:
+        await asyncio.sleep(0.02 * len(pieces) if order == "steady" else 0)
         message = {"message": {"role": "assistant", "content": "".join(pieces)}} if chat else {"text": "".join(pieces)}
         choice = {"index": 0, **message, "finish_reason": finish}
         if body.get("logprobs"):
@@ -146,7 +150,7 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
     yield Chunk(orjson.dumps({"choices": [], "usage": usage}))
 
 
-_ORDERS = {"refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady"}
+_ORDERS = {"refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady", "flood"}
 
 
 def _chunk(
