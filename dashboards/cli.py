@@ -111,9 +111,8 @@ def push(
         typer.echo(json.dumps({"dry_run": dry_run, "steps": rows}))
         return
     for step in steps:
-        typer.echo(
-            f"{'would ' if dry_run and step.verb != 'keep' else ''}{step.verb:6} {step.kind} {step.title!r} ({step.uid})"
-        )
+        would = "would " if dry_run and step.verb != "keep" else ""
+        typer.echo(f"{would}{step.verb} {step.kind} {step.title!r} ({step.uid})")
         for line in step.changes[:20]:
             typer.echo(f"         {line}")
         if len(step.changes) > 20:
