@@ -20,7 +20,7 @@ from service.http.body import read_request
 from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
-from service.http.openapi import openapi_document
+from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.plan import Headers, engine_messages, make_plan
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from service.http.settings import HttpSettings
@@ -200,8 +200,11 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise BadRequest("the header x-request-timeout must be a number of seconds above 0", param="x-request-timeout")
+    if not LEAST_DEADLINE_S <= seconds < math.inf:
+        raise BadRequest(
+            f"the header x-request-timeout must be a number of seconds, at least {LEAST_DEADLINE_S}",
+            param="x-request-timeout",
+        )
     return seconds
 
 

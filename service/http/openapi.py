@@ -28,6 +28,9 @@ Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{model}"
 
+LEAST_DEADLINE_S = 0.1
+"""Smallest x-request-timeout, seconds: below it no request could be served."""
+
 _ERRORS = {
     "400": "The request is wrong: `param` names the field, `message` says why.",
     "401": "No valid API key.",
@@ -125,19 +128,28 @@ def _generation(summary: str, request: str, whole: str, chunk: str, errors: tupl
             "name": "x-request-timeout",
             "in": "header",
             "description": "The client's own deadline, seconds; it can shorten the service's, not lengthen it.",
-            "schema": {"type": "number", "exclusiveMinimum": 0},
+            "schema": {"type": "number", "minimum": LEAST_DEADLINE_S},
         },
     ]
     answer = operation["responses"]["200"]
-    answer["content"]["text/event-stream"] = {
-        "schema": {"type": "string"},
-        "x-event-schema": {"$ref": _REFERENCE.format(model=chunk)},
-    }
+    answer["content"]["text/event-stream"] = {"schema": _event(chunk)}
     answer["headers"] = {
         "x-glm-pool": {"description": "The pool that served it.", "schema": {"type": "string"}},
         "x-glm-queue-ms": {"description": "Time in the queue, ms.", "schema": {"type": "string"}},
     }
     return operation
+
+
+def _event(chunk: str) -> Json:
+    """One server-sent event: a chunk, the text `[DONE]` at a good end, or an error at a bad one."""
+    kinds = [{"$ref": _REFERENCE.format(model=chunk)}, {"$ref": _REFERENCE.format(model="ErrorEnvelope")}]
+    chunks = {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunks]}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"enum": ["message", "error"]}, "data": data},
+    }
 
 
 def _operation(summary: str, answer: str, errors: tuple[str, ...], request: str | None = None) -> Json:

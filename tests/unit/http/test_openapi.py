@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from typing import Any
@@ -46,6 +47,9 @@ schema.config.generation.update(modes=list(schemathesis.GenerationMode))
 def test_generated_requests(case: Any) -> None:
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         case.body["model"] = "echo"  # else nearly all would end at 404
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        if 0.1 <= float(case.headers["x-request-timeout"]) < 10:
+            case.headers["x-request-timeout"] = "10"  # a 504 under load would be right, and is tested elsewhere
     response = case.call()
     statuses[case.path, response.status_code] += 1
     case.validate_response(response, checks=CHECKS)
