@@ -61,8 +61,8 @@ def active_weights_over_gpus(model: StepModel) -> Refusal:
         true,
         "GB",
         f"replicated projections are read whole by all {tp} GPUs ({names}: {held / 1e9:.2f} GB on each), and what a "
-        f"token multiplies is kept finer than 4.5 bit ({whole * 8 / shape.active_parameters:.1f} bit on average; the file's "
-        f"mean is {bits:.1f}). One GPU reads {true:.1f} GB, not {claimed:.1f} GB.",
+        f"token multiplies is kept finer than 4.5 bit ({whole * 8 / shape.active_parameters:.1f} bit on average; "
+        f"the file's mean is {bits:.1f}). One GPU reads {true:.1f} GB, not {claimed:.1f} GB.",
     )
 
 
@@ -91,8 +91,9 @@ def fewer_gpus(model: StepModel, tp: int | None = None) -> Refusal:
         2 * step.total * 1e3,
         slower.total * 1e3,
         "ms",
-        f"TP={tp}: split weights double (+{extra_gb:.1f} GB a GPU, {by_weights * 1e3:+.1f} ms), the {count} all-reduces "
-        f"stay ({count} x {each * 1e6:.0f} µs = {count * each * 1e3:.1f} ms): {word} by {abs(difference) * 1e3:.1f} ms "
+        f"TP={tp}: split weights double (+{extra_gb:.1f} GB a GPU, {by_weights * 1e3:+.1f} ms), the {count} "
+        f"all-reduces stay ({count} x {each * 1e6:.0f} µs = {count * each * 1e3:.1f} ms): "
+        f"{word} by {abs(difference) * 1e3:.1f} ms "
         f"({difference / step.total:+.0%}), not twice, because {step.allreduce / step.total:.0%} of the step is "
         f"communication. A link whose all-reduce among {tp} GPUs is more than {break_even * 1e6:.0f} µs quicker would "
         f"turn it around; {fits}.",
