@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from deployments.loopback import LOOPBACK, keep_node_address
 from service.config import Config
 from service.errors import UserError
 
@@ -75,11 +76,12 @@ def cluster(config: Config) -> Iterator[None]:
     os.environ.update(environment(config, token))
     import ray
 
+    keep_node_address()
     cpus = config.ray.num_cpus or max(4, os.cpu_count() or 1)
     try:
         ray.init(
             address="local",
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=LOOPBACK,
             include_dashboard=False,
             num_cpus=cpus,
             resources=dict(config.ray.resources),

@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.backend import RayBackend
+from deployments.loopback import bind_replica
 from service.config import parse
 from service.http.app import create_app
 from service.types import PoolName
@@ -17,6 +18,7 @@ class Ingress:
     """One front process. `handles` are the pools' deployments, by pool name."""
 
     def __init__(self, tree: dict[str, Any], **handles: DeploymentHandle[Any]) -> None:
+        bind_replica()
         self._config = parse(tree)
         self._handles: dict[PoolName, DeploymentHandle[Any]] = {name: handles[name] for name in self._config.pools}
 

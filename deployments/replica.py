@@ -13,6 +13,7 @@ from ray import serve
 
 from deployments import frames
 from deployments.board import INTERVAL_S, Board, Post
+from deployments.loopback import bind_replica
 from service.config import Config, PoolConfig, parse
 from service.engines import registry
 from service.errors import ServiceError, UserError
@@ -32,6 +33,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
         self, tree: dict[str, Any], pool: PoolName
     ) -> None:
+        bind_replica()
         config = parse(tree)
         self._pool, self._settings = pool, config.pools[pool]
         self._id = serve.get_replica_context().replica_tag if serve.get_replica_context() else pool
@@ -119,15 +121,17 @@ class Replica:
         Nothing is ever held back; a busy event loop finds several chunks ready and pays for one message.
         """
         ready: list[bytes] = []
-        wake = asyncio.Event()
+        wake, done = asyncio.Event(), False
 
         async def pump() -> None:
+            nonlocal done
             try:
                 async for chunk in source:
                     meter.chunk(chunk)
                     ready.append(frames.pack_chunk(chunk))
                     wake.set()
             finally:
+                done = True
                 wake.set()
 
         pumping = asyncio.create_task(pump())
@@ -139,7 +143,7 @@ class Replica:
                     message = b"".join(ready)
                     ready.clear()
                     yield message
-                elif pumping.done():
+                if done and not ready:
                     break
             await pumping
         finally:

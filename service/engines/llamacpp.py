@@ -23,6 +23,7 @@ import xllamacpp
 
 from service.engines.assemble import Assembler
 from service.engines.fields import HONOURED
+from service.engines.llamacpp_tools import Gatherer, wants_tools, wrap
 from service.engines.llamacpp_wire import Meter, error_from, request_body
 from service.engines.options import LlamaCppOptions
 from service.engines.protocol import Report
@@ -43,6 +44,7 @@ class LlamaCppEngine:
         self._options = options
         self._server: Any = None
         self._http: httpx.AsyncClient | None = None
+        self._template_has_tools = False
         # One thread more than slots: a cancelled call may linger for one decode step while its successor starts.
         self._threads = ThreadPoolExecutor(slots + 1, thread_name_prefix="llama")
         self._running: set[_Call] = set()
@@ -68,6 +70,8 @@ class LlamaCppEngine:
         self._http = httpx.AsyncClient(
             base_url=self._server.listening_address, headers={"authorization": f"Bearer {key}"}, timeout=30.0
         )
+        capabilities = (await self._http.get("/props")).json().get("chat_template_caps") or {}
+        self._template_has_tools = bool(capabilities.get("supports_tools"))
         meta = (await self._http.get("/v1/models")).json()["data"][0]["meta"]
         self._context = int(meta["n_ctx"])
         return ModelCard(
@@ -99,7 +103,11 @@ class LlamaCppEngine:
         return params
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        body = request_body(request, self._context)
+        asked: dict[str, Any] = orjson.loads(request.body)
+        gatherer = None
+        if wants_tools(asked) and not self._template_has_tools:
+            asked, gatherer = wrap(asked), Gatherer()
+        body = request_body(asked, self._context)
         call = _Call(self, request.endpoint, body, asyncio.get_running_loop())
         self._enter(call)
         job = self._threads.submit(call.run)
@@ -109,7 +117,7 @@ class LlamaCppEngine:
                 message = orjson.loads(raw)
                 if "error" in message:
                     raise error_from(message["error"])
-                chunk = meter.read(message)
+                chunk = meter.read(message if gatherer is None else gatherer.read(message))
                 self._output += chunk.output_tokens
                 self._prompt += chunk.prompt_tokens
                 self._drafted += chunk.drafted

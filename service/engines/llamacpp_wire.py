@@ -7,13 +7,12 @@ from typing import Any
 import orjson
 
 from service.errors import BadRequest, ContextOverflow, EngineFailed, ServiceError
-from service.types import Chunk, Endpoint, EngineRequest
+from service.types import Chunk, Endpoint
 
 
-def request_body(request: EngineRequest, context_tokens: int) -> bytes:
-    """llama.cpp's body for `request`: always a stream (see assemble.py), with counts on every chunk."""
-    body: dict[str, Any] = orjson.loads(request.body)
-    body["stream"] = True
+def request_body(asked: dict[str, Any], context_tokens: int) -> bytes:
+    """llama.cpp's body for OpenAI's `asked`: always a stream (see assemble.py), with counts on every chunk."""
+    body = {**asked, "stream": True}
     body["stream_options"] = {"include_usage": True}
     body["timings_per_token"] = True
     # Chunks during the prompt too: they are the heartbeat, and the only moment at which a prefill can be cancelled.

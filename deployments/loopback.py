@@ -1,0 +1,35 @@
+"""Keeps a local Ray on loopback. Ray 2.60 would listen on every interface in two places; both are closed here.
+
+Patches of private names, so they stand in one file and tests/e2e look at the real sockets.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+
+def keep_node_address() -> None:
+    """Before `ray.init`: a given 127.0.0.1 stays so. Ray turns it into the machine's own address and then binds to all."""
+    from ray._private import services
+
+    services.resolve_ip_for_localhost = lambda host: host
+
+
+def bind_replica() -> None:
+    """In a replica's constructor: Serve opens the port for calls between deployments on [::] when that has run."""
+    import ray
+    from ray.serve._private import replica
+
+    if ray.util.get_node_ip_address() != LOOPBACK:
+        return
+    add_port = replica.add_port_to_grpc_server
+    if isinstance(add_port, functools.partial):
+        return
+
+    def on_loopback(open_port: Any, server: Any, address: str) -> Any:
+        return open_port(server, address.replace("[::]", LOOPBACK))
+
+    replica.add_port_to_grpc_server = functools.partial(on_loopback, add_port)
