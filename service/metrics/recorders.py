@@ -49,7 +49,7 @@ class ReplicaRecorder:
 
     def request(self, tier: Tier, stream: bool = True) -> RequestMeter:
         """Around one generation. A whole answer (`stream` false) counts as decoding from its start, for its tokens
-        arrive in one chunk at its end and are shared out over that time."""
+        arrive in one chunk at its end and are booked over all that time."""
         return RequestMeter(self, self._ledger, self._tiers[tier], stream)
 
     def load_phase(self, phase: str, seconds: float) -> None:
@@ -114,35 +114,35 @@ class _TierCounters:
 
 
 class RequestMeter:
-    """One generation in a replica, from entry to exit. Made by ReplicaRecorder.request."""
+    """One generation in a replica, from entry to exit. Made by ReplicaRecorder.request.
 
-    __slots__ = ("_counters", "_decoding", "_ledger", "_mark", "_recorder", "_stream")
+    The first tokens of a stream end its prefill and begin its decoding: they are booked with the second ones, over the
+    time between the two.
+    """
+
+    __slots__ = ("_counters", "_decoding", "_epoch", "_ledger", "_pending", "_recorder", "_since", "_stream")
 
     def __init__(self, recorder: ReplicaRecorder, ledger: Ledger, counters: _TierCounters, stream: bool) -> None:
         self._recorder, self._ledger, self._counters, self._stream = recorder, ledger, counters, stream
         self._decoding = False
-        self._mark: tuple[float, ...] = ()
+        self._pending = self._epoch = 0
+        self._since = 0.0
 
     def __enter__(self) -> RequestMeter:
         if not self._stream:
-            self._decoding = True
-            self._ledger.join()
-            self._mark = self._ledger.mark()
+            self._join()
         return self
 
     def chunk(self, chunk: Chunk) -> None:
         tokens = chunk.output_tokens
         if tokens:
-            if not self._decoding:
-                self._decoding = True
-                self._ledger.join()
             self._counters.output.inc(tokens)
             self._recorder._tokens += tokens
-            if self._stream:
-                self._ledger.produced(tokens)
+            if self._decoding:
+                self._book(tokens)
             else:
-                self._ledger.produced_since(self._mark, tokens)
-                self._mark = self._ledger.mark()
+                self._join()
+                self._pending = tokens
         if chunk.prompt_tokens:
             self._counters.prompt.inc(chunk.prompt_tokens)
             self._counters.cached.inc(chunk.cached_tokens)
@@ -151,8 +151,27 @@ class RequestMeter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._decoding:
+            if self._pending:
+                self._book(0)
             self._decoding = False
             self._ledger.leave()
+
+    def _join(self) -> None:
+        ledger = self._ledger
+        self._decoding = True
+        ledger.join()
+        self._epoch, self._since = ledger.epoch, ledger.clock()
+
+    def _book(self, tokens: int) -> None:
+        ledger = self._ledger
+        now = ledger.clock()
+        if self._epoch == ledger.epoch:
+            ledger.current.inc(tokens + self._pending)
+        else:
+            ledger.spread(tokens + self._pending, self._epoch, self._since, now)
+            self._epoch = ledger.epoch
+        self._since = now
+        self._pending = 0
 
 
 class IngressRecorder:
