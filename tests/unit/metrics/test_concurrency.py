@@ -164,7 +164,7 @@ def test_sums_equal_all_tokens_and_all_busy_time(script: list[tuple[str, int, in
             tokens += amount
             if amount and model.since is None:
                 model.since, model.pending = clock.now, amount
-            else:
+            elif amount:
                 close(model, amount)
         count()
         clock.pass_(wait_ms / 1000)
