@@ -169,6 +169,6 @@ class Client:
 
 
 async def _sleep_until(moment: float) -> None:
-    delay = moment - perf_counter()
-    if delay > 0:
+    # Again and again, because the loop's timers are whole milliseconds and may fire up to half of one early.
+    while (delay := moment - perf_counter()) > 0:
         await asyncio.sleep(delay)

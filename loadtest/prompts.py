@@ -19,11 +19,11 @@ from service.errors import UserError
 _POOL = 3000
 
 _WHO = """the night nurse|a retired surveyor|our supplier in Gdansk|the harbour master|the second auditor
-a young cellist|the maintenance crew|her older brother|the museum's registrar|a visiting botanist|the council|the tenant upstairs
-the translator|an engineer from the dam|the ferry company|my former teacher|the committee|a volunteer|the insurer
-the village doctor|the stage manager|the data team|the baker's widow|a customs officer|the archivist""".replace(
-    "\n", "|"
-)
+a young cellist|the maintenance crew|her older brother|the museum's registrar|a visiting botanist|the council
+the tenant upstairs
+the translator|an engineer from the dam|the ferry company|my former teacher|the committee|a volunteer
+the insurer|the village doctor|the stage manager|the data team|the baker's widow|a customs officer
+the archivist""".replace("\n", "|")
 _DID = """measured|rewrote|postponed|inspected|praised|sold|photographed|misread|catalogued|defended|repaired|moved
 questioned|approved|remembered|compared|lost|described|delivered|replaced|tested|copied|refused|found|checked
 """.strip().replace("\n", "|")
@@ -37,7 +37,8 @@ _WHERE = """behind the station|in the cold storage hall|at the edge of the marsh
 in a rented office|between the two towers|under the stairs|across the valley|in the reading room|by the east gate
 at the laboratory in Lund|outside the courthouse|along the coast road|on the third floor""".replace("\n", "|")
 _WHEN = """before the frost came|in the last week of March|while the others slept|after a long discussion
-at half past six|during the strike|as soon as the tide turned|in spite of the rain|two days too late|for the first time in years
+at half past six|during the strike|as soon as the tide turned|in spite of the rain|two days too late
+for the first time in years
 without telling anyone|when the power returned|in the dry summer of 1976|after the third attempt|on a Sunday
 """.strip().replace("\n", "|")
 _LINK = """Because of that,|Even so,|Later that day,|As a result,|To everyone's surprise,|In the meantime,|According to

@@ -67,7 +67,7 @@ def run_levels(settings: Settings, levels: Sequence[Level], run: store.Run, watc
     """Measure `levels` in order, adding each to `run`. On Ctrl-C the level at hand is kept, `run.interrupted` set."""
     for position, level in enumerate(levels):
         watcher.level(level, position, len(levels))
-        outcome, check = _measure_level(settings, level, watcher)
+        outcome, check = measure_level(settings, level, watcher)
         summary = summarise(settings, level, outcome, check)
         run.interrupted = run.interrupted or outcome.interrupted
         store.add(run, summary, outcome.records, outcome.origin)
@@ -76,7 +76,7 @@ def run_levels(settings: Settings, levels: Sequence[Level], run: store.Run, watc
             return
 
 
-def _measure_level(settings: Settings, level: Level, watcher: Watcher) -> tuple[Outcome, counters.CrossCheck | None]:
+def measure_level(settings: Settings, level: Level, watcher: Watcher) -> tuple[Outcome, counters.CrossCheck | None]:
     key = settings.target.api_key
     before = counters.read(settings.counters_at, key) if settings.counters_at else ""
     outcome = run_level(settings, level, watcher)

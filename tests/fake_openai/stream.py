@@ -40,6 +40,7 @@ class Stream:
         self.stop_at = tokens // 2 if fault in ("error_event", "hang", "truncated_json", "disconnect") else tokens
         self.made = 0
         self.writes = 0
+        self.made_events: dict[tuple[str, int], bytes] = {}
         self.cancelled = self.finished = self.started = False
         self.timer: asyncio.TimerHandle | None = None
         self.loop = asyncio.get_running_loop()
@@ -59,7 +60,7 @@ class Stream:
         if self.script.role_chunk and self.chat:
             head += _framed(self._event(self._choice({"role": "assistant", "content": ""})))
         self.transport.write(head)
-        self.begin = perf_counter()
+        self.begin = perf_counter() + self.script.ttft_s + self.entry["number"] % 10 * self.script.ttft_step_s
         self._plan()
 
     def cancel(self) -> None:
@@ -74,7 +75,7 @@ class Stream:
         if step <= 0:
             return self._finish()
         last = self.made + step - 1 if self.made else step - 1
-        due = self.begin + self.script.ttft_s + last * self.script.itl_s
+        due = self.begin + last * self.script.itl_s
         self.timer = self.loop.call_later(max(due - perf_counter(), 0), self._write, step)
         return None
 
@@ -86,9 +87,9 @@ class Stream:
             # A chunk holds either reasoning or answer, never both.
             if self.made < self.script.reasoning_tokens:
                 count = min(count, self.script.reasoning_tokens - self.made)
-                events.append(self._event(self._choice({"reasoning_content": _WORD * count})))
+                events.append(self._content("reasoning_content", count))
             else:
-                events.append(self._event(self._choice({"content": _WORD * count})))
+                events.append(self._content("content", count))
             self.made += count
             left -= count
         self.truth.output_tokens += step
@@ -151,6 +152,13 @@ class Stream:
         else:
             inner = f'"text": {json.dumps(delta.get("content", ""))}'
         return f'{self.prefix}, "choices": [{{"index": 0, {inner}, "logprobs": null, "finish_reason": {reason}}}]}}'
+
+    def _content(self, field: str, tokens: int) -> bytes:
+        """An event of so many tokens; made once, since all are alike: the server must outrun its clients."""
+        made = self.made_events.get((field, tokens))
+        if made is None:
+            made = self.made_events[field, tokens] = self._event(self._choice({field: _WORD * tokens}))
+        return made
 
     def _event(self, data: str) -> bytes:
         newline = self.script.newline

