@@ -139,9 +139,7 @@ def parse(text: str) -> Table:
         k: {int(m): None if t is None else LinearTile(*t) for m, t in v.items()} for k, v in data["linear"].items()
     }
     moe = {
-        k: {
-            int(m): MoeTile(t["grouped"], LinearTile(*t["w13"]), LinearTile(*t["w2"]), t["loop"]) for m, t in v.items()
-        }
+        k: {int(m): MoeTile(t["grouped"], LinearTile(*t["w13"]), LinearTile(*t["w2"]), t["loop"]) for m, t in v.items()}
         for k, v in data["moe"].items()
     }
     return Table(data["device"], data["processors"], linear, moe)

@@ -21,13 +21,16 @@ COUNTERS = 4096
 """int32 slots a layer lends to split-K, one for each tile of the output. Zero before a launch, and after it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "COUNT", "SPLIT"])
 def linear_kernel(
-    x, low, high, scales, out, partial, counters, alpha, M, N, ROWS, K, COUNT: tl.constexpr, SPLIT: tl.constexpr,
+    x, low, high, scales, out, partial, counters, alpha, M, N, ROWS, K, COUNT, SPLIT, JOIN: tl.constexpr,
     FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr,
     BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (n block, k split, m block). ROWS: N as stored. K: row length of x. COUNT units a split."""
+    """Program (n block, k split, m block). ROWS: N as stored. K: row length of x. COUNT units a split.
+
+    JOIN: SPLIT > 1.
+    """
     pn, pk, pm = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rn, rm = pn * BN + tl.arange(0, BN), pm * BM + tl.arange(0, BM)
     row_ok = rm < M
@@ -36,7 +39,7 @@ def linear_kernel(
     acc = tl.zeros([BN, BM], tl.float32)
     acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, row_ok, one, pk * COUNT, COUNT, FORM, UNIT, MASK_K,
                      False, False, ASM, BN, STAGES)  # fmt: skip
-    if suspicious(acc):
+    if suspicious(acc, FORM):
         factor, back = token_scale(xp, xp, K, row_ok, pk * COUNT * UNIT * 64, COUNT * UNIT * 64, MASK_K, False, BM)
         acc = tl.zeros([BN, BM], tl.float32)
         acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, row_ok, factor, pk * COUNT, COUNT, FORM, UNIT,
@@ -45,7 +48,7 @@ def linear_kernel(
     acc = acc * alpha
     ok = row_ok[None, :] & (rn < N)[:, None]
     op = out + rm.to(tl.int64)[None, :] * N + rn[:, None]
-    if SPLIT == 1:
+    if not JOIN:
         tl.store(op, acc.to(out.dtype.element_ty), mask=ok)
     else:
         tile = pm * tl.num_programs(0) + pn
@@ -55,16 +58,16 @@ def linear_kernel(
         tl.debug_barrier()
         if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
             total = tl.zeros([BN, BM], tl.float32)
-            for k in tl.static_range(SPLIT):
+            for k in range(SPLIT):
                 total += tl.load(base + k * (BN * BM), mask=ok, other=0.0, cache_modifier=".cg")
             tl.store(op, total.to(out.dtype.element_ty), mask=ok)
             tl.store(counters + tile, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COUNT"])
 def rows_kernel(
     ids, low, high, scales, out, alpha, COUNT, ROWS, K, SPAN: tl.constexpr, FORM: tl.constexpr, ASM: tl.constexpr,
-    GATHER: tl.constexpr, BN: tl.constexpr,
+    MASK_K: tl.constexpr, GATHER: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[i, :] = W[ids[i], :] if GATHER (an embedding) else W[i, :], i < COUNT. Program (BN rows, SPAN pieces)."""
     i, span = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
@@ -81,9 +84,12 @@ def rows_kernel(
             h = tl.load(high + ((kb // 2) * ROWS + rn)[:, None] * 32 + r32[None, :])
         lo, hi = piece(low, h, scales, ROWS, kb, J, rn, FORM, ASM, BN)
         op = out + i[:, None].to(tl.int64) * K + kb * 64 + r32[None, :]
-        left = K - kb * 64 - r32[None, :]
-        tl.store(op, (lo.to(tl.float32) * alpha).to(out.dtype.element_ty), mask=ok[:, None] & (left > 0))
-        tl.store(op + 32, (hi.to(tl.float32) * alpha).to(out.dtype.element_ty), mask=ok[:, None] & (left > 32))
+        if MASK_K:
+            lo_ok, hi_ok = ok[:, None] & (kb * 64 + r32 < K)[None, :], ok[:, None] & (kb * 64 + 32 + r32 < K)[None, :]
+        else:
+            lo_ok, hi_ok = ok[:, None] & (r32 >= 0)[None, :], ok[:, None] & (r32 >= 0)[None, :]
+        tl.store(op, (lo.to(tl.float32) * alpha).to(out.dtype.element_ty), mask=lo_ok)
+        tl.store(op + 32, (hi.to(tl.float32) * alpha).to(out.dtype.element_ty), mask=hi_ok)
 
 
 @triton.jit
@@ -122,8 +128,8 @@ def unit(form: int, pieces: int) -> int:
 
 
 def asm_for(t: torch.Tensor) -> bool:
-    """Whether the PTX path can run where `t` lives (else plain Triton: the interpreter)."""
-    return t.is_cuda
+    """Whether to use the PTX path: everywhere but on the CPU, where Triton's interpreter runs plain Triton."""
+    return t.device.type != "cpu"
 
 
 def linear(x: torch.Tensor, w: Packed, counters: torch.Tensor, tile: LinearTile | None) -> torch.Tensor:
@@ -149,8 +155,8 @@ def launch_linear(kernel: Any, x: torch.Tensor, w: Packed, out: torch.Tensor, co
     words = grid[0] * grid[2] * tile.split * tile.bn * tile.bm if tile.split > 1 else 1
     partial = torch.empty(words, dtype=torch.float32, device=x.device)
     kernel[grid](
-        x, w.low, w.high, w.scales, out, partial, counters, w.alpha, m, w.n, w.rows, w.k, COUNT=units // tile.split,
-        SPLIT=tile.split, FORM=w.form, UNIT=step, MASK_K=w.pieces * 64 != w.k, ASM=asm_for(x), BN=tile.bn, BM=tile.bm,
+        x, w.low, w.high, w.scales, out, partial, counters, w.alpha, m, w.n, w.rows, w.k, units // tile.split,
+        tile.split, JOIN=tile.split > 1, FORM=w.form, UNIT=step, MASK_K=w.pieces * 64 != w.k, ASM=asm_for(x), BN=tile.bn, BM=tile.bm,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 
@@ -163,7 +169,7 @@ def decode_rows(w: Packed, first: int, count: int, out: torch.Tensor, alpha: flo
     grid = (-(-count // shape), w.pieces // step)
     rows_kernel[grid](
         ids if ids is not None else out, low, high, w.scales[:, :, first:], out, alpha, count, w.rows, w.k, SPAN=step,
-        FORM=w.form, ASM=asm_for(out), GATHER=ids is not None, BN=shape, num_warps=4 if ids is None else 1,
+        FORM=w.form, ASM=asm_for(out), MASK_K=w.pieces * 64 != w.k, GATHER=ids is not None, BN=shape, num_warps=4 if ids is None else 1,
     )  # fmt: skip
     return out
 

@@ -84,31 +84,33 @@ def launch(
     assert w13.rows % tile.w13.bn == 0 and w2.rows % (tile.w2.bn * tile.loop) == 0, tile
     assert units13 % tile.w13.split == 0, tile
     common13 = dict(
-        ROWS=w13.rows, PIECES=w13.pieces, FORM=w13.form, UNIT=step13, MASK_K=w13.pieces * 64 != w13.k, ASM=asm_for(x),
+        FORM=w13.form, UNIT=step13, MASK_K=w13.pieces * 64 != w13.k, ASM=asm_for(x),
         BN=tile.w13.bn, BM=tile.w13.bm, STAGES=tile.w13.stages, num_warps=tile.w13.warps,
     )  # fmt: skip
     common2 = dict(
-        UNITS=units2, ROWS=w2.rows, PIECES=w2.pieces, FORM=w2.form, UNIT=step2, MASK_K=w2.pieces * 64 != w2.k,
+        UNITS=units2, FORM=w2.form, UNIT=step2, MASK_K=w2.pieces * 64 != w2.k,
         ASM=asm_for(x), BN=tile.w2.bn, BM=tile.w2.bm, STAGES=tile.w2.stages, num_warps=tile.w2.warps,
     )  # fmt: skip
     if not tile.grouped:
         split = tile.w13.split
-        assert n13 * m * top_k < COUNTERS or split == 1, tile
+        assert n13 * m * top_k <= COUNTERS - 4 or split == 1, tile
         partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
         k.w13_pair[(n13, m * top_k, split)](
-            x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, shadow, partial, counters[1:],
-            w13.k, w2.k, top_k, COUNT=units13 // split, SPLIT=split, HAS_MAP=has_map, **common13,
+            x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, shadow, partial, counters[4:],
+            w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1, HAS_MAP=has_map, **common13,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
-            inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n, TOPK=top_k,
+            inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
+            w2.rows, w2.pieces, TOPK=top_k,
             HAS_MAP=has_map, **common2,
         )  # fmt: skip
         return
     assert tile.w13.bm == tile.w2.bm and tile.w13.split == tile.w2.split == 1, tile
     pairs, e = m * top_k, w13.experts
     most_items = min(pairs, e + pairs // tile.w13.bm)
-    numbers = torch.empty(e * pairs + e + 2 * most_items + 1, dtype=torch.int32, device=x.device)
-    lists, counts, item_expert, item_block, items = numbers.split([e * pairs, e, most_items, most_items, 1])
+    lists, counts, item_expert, item_block, items = (
+        torch.empty(size, dtype=torch.int32, device=x.device) for size in (e * pairs, e, most_items, most_items, 1)
+    )
     k.group[(e,)](
         ids, ids_map, lists, counts, item_expert, item_block, items, counters, pairs, pairs, EXPERTS=e,
         EXPERTS2=1 << (e - 1).bit_length(), BM=tile.w13.bm, BLOCK=1024 if pairs > 512 else 512, HAS_MAP=has_map,
@@ -116,15 +118,14 @@ def launch(
     )  # fmt: skip
     k.w13_group[(n13, most_items)](
         x, w13.low, w13.high, w13.scales, w13.alpha, lists, counts, item_expert, item_block, items, weights, inner,
-        shadow, w13.k, w2.k, top_k, pairs, COUNT=units13, **common13,
+        shadow, w13.k, w2.k, top_k, pairs, units13, w13.rows, w13.pieces, **common13,
     )  # fmt: skip
     y = torch.empty(pairs, w2.n, dtype=torch.float16, device=x.device)
     y_shadow = torch.empty(pairs, w2.n, dtype=torch.bfloat16, device=x.device)
     k.w2_group[(n2 // tile.loop, most_items)](
         inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, lists, counts, item_expert, item_block, items, y, y_shadow,
-        w2.k, w2.n, pairs, LOOP=tile.loop, **common2,
+        w2.k, w2.n, pairs, w2.rows, w2.pieces, LOOP=tile.loop, **common2,
     )  # fmt: skip
     k.sum[(m, -(-w2.n // 1024))](
         y, y_shadow, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4
     )
-

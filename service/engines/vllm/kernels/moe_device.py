@@ -2,7 +2,8 @@
 
 A "pair" is (token, slot): pair p = token * TOPK + slot. Between the two products and before the sum values are fp16;
 one that does not fit is infinite there, and its bf16 value stands at the same place of a `shadow` buffer that is
-otherwise never touched. Expert ids outside the rank (mapped to -1) contribute nothing.
+otherwise never touched. What is stored is LIFT times the value, which fp16 keeps to 11 bits from 4e-6 to 4094.
+Expert ids outside the rank (mapped to -1) contribute nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import triton.language as tl
 from service.engines.vllm.kernels.decode import accumulate, suspicious, token_scale, unit_dot
 
 HALF_MAX = tl.constexpr(65504.0)
+LIFT = tl.constexpr(16.0)
 
 
 @triton.jit
 def store_half(ptr, shadow, offset, v, ok):
-    """v as fp16; beyond fp16's range infinity there, and bf16 in the shadow."""
+    """LIFT * v as fp16; beyond fp16's range infinity there, and bf16 in the shadow."""
+    v = v * LIFT
     tl.store(ptr + offset, v.to(tl.float16), mask=ok)
     tl.store(shadow + offset, v.to(tl.bfloat16), mask=ok & (tl.abs(v) > HALF_MAX))
 
@@ -31,7 +34,7 @@ def local_expert(ids, expert_map, at, ok, HAS_MAP: tl.constexpr):
     return e
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PAIRS", "CAP"])
 def group_kernel(
     ids, expert_map, lists, counts, item_expert, item_block, items, arrived, PAIRS, CAP, EXPERTS: tl.constexpr,
     EXPERTS2: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, HAS_MAP: tl.constexpr,
@@ -56,7 +59,7 @@ def group_kernel(
         count = tl.load(counts + all_e, mask=all_e < EXPERTS, other=0, cache_modifier=".cg")
         blocks = (count + BM - 1) // BM
         start = tl.cumsum(blocks, 0) - blocks
-        for j in range(0, tl.max(blocks, 0)):
+        for j in range(tl.max(blocks, 0)):
             tl.store(item_expert + start + j, all_e, mask=j < blocks)
             tl.store(item_block + start + j, tl.zeros([EXPERTS2], tl.int32) + j, mask=j < blocks)
         tl.store(items, tl.sum(blocks, 0))
@@ -64,7 +67,7 @@ def group_kernel(
 
 
 @triton.jit
-def planes(low, high, scales, e, ROWS: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr):
+def planes(low, high, scales, e, ROWS, PIECES, FORM: tl.constexpr):
     """Pointers to expert e's planes."""
     size = e.to(tl.int64) * (ROWS * PIECES)
     low += size * (64 if FORM == 8 else 32)
@@ -84,7 +87,7 @@ def swiglu(acc, alpha, weight, BN: tl.constexpr, BM: tl.constexpr):
 
 @triton.jit
 def gate_up(
-    x, low, high, scales, xp, ok, K, rn, first, COUNT: tl.constexpr, ROWS: tl.constexpr, FORM: tl.constexpr,
+    low, high, scales, xp, ok, K, rn, first, COUNT, ROWS, FORM: tl.constexpr,
     UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +96,7 @@ def gate_up(
     acc = tl.zeros([BN, BM], tl.float32)
     acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, ok, one, first, COUNT, FORM, UNIT, MASK_K, False,
                      False, ASM, BN, STAGES)  # fmt: skip
-    if suspicious(acc):
+    if suspicious(acc, FORM):
         factor, back = token_scale(xp, xp, K, ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, False, BM)
         acc = tl.zeros([BN, BM], tl.float32)
         acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, ok, factor, first, COUNT, FORM, UNIT, MASK_K,
@@ -102,10 +105,10 @@ def gate_up(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COUNT", "SPLIT", "PIECES"])
 def w13_pair_kernel(
     x, low, high, scales, alpha, ids, expert_map, weights, inner, shadow, partial, counters, K, INNER, TOPK,
-    COUNT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr,
+    COUNT, SPLIT, ROWS, PIECES, JOIN: tl.constexpr, FORM: tl.constexpr,
     UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, HAS_MAP: tl.constexpr, BN: tl.constexpr,
     BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -117,10 +120,10 @@ def w13_pair_kernel(
     ok = (slot < 1) & (e >= 0)
     low, high, scales = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
     xp = x + ((slot * 0)[None, :] + pair // TOPK).to(tl.int64) * K
-    acc = gate_up(x, low, high, scales, xp, ok, K, rn, pk * COUNT, COUNT, ROWS, FORM, UNIT, MASK_K, ASM, BN, BM,
+    acc = gate_up(low, high, scales, xp, ok, K, rn, pk * COUNT, COUNT, ROWS, FORM, UNIT, MASK_K, ASM, BN, BM,
                   STAGES)  # fmt: skip
     last = True
-    if SPLIT > 1:
+    if JOIN:
         tile = pair * tl.num_programs(0) + pn
         base = partial + tile.to(tl.int64) * (SPLIT * BN) + tl.arange(0, BN)[:, None] + (slot * 0)[None, :]
         one = (slot < 1)[None, :] & (rn >= 0)[:, None]
@@ -129,7 +132,7 @@ def w13_pair_kernel(
         last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1
         if last:
             acc = tl.zeros([BN, BM], tl.float32)
-            for k in tl.static_range(SPLIT):
+            for k in range(SPLIT):
                 acc += tl.load(base + k * BN, mask=one, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
     if last:
@@ -139,10 +142,10 @@ def w13_pair_kernel(
         store_half(inner, shadow, at, v, (slot < 1)[None, :] & (ro < INNER)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["CAP", "COUNT", "PIECES"])
 def w13_group_kernel(
     x, low, high, scales, alpha, lists, counts, item_expert, item_block, items, weights, inner, shadow, K, INNER, TOPK,
-    CAP, COUNT: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr,
+    CAP, COUNT, ROWS, PIECES, FORM: tl.constexpr, UNIT: tl.constexpr,
     MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Many tokens. Program (n block, item): as w13_pair_kernel for the item's up to BM pairs."""
@@ -155,7 +158,7 @@ def w13_group_kernel(
         rn = pn * BN + tl.arange(0, BN)
         low, high, scales = planes(low, high, scales, e, ROWS, PIECES, FORM)
         xp = x + (pair // TOPK).to(tl.int64)[None, :] * K
-        acc = gate_up(x, low, high, scales, xp, ok, K, rn, 0, COUNT, ROWS, FORM, UNIT, MASK_K, ASM, BN, BM,
+        acc = gate_up(low, high, scales, xp, ok, K, rn, 0, COUNT, ROWS, FORM, UNIT, MASK_K, ASM, BN, BM,
                       STAGES)  # fmt: skip
         v = swiglu(acc, alpha, tl.load(weights + pair, mask=ok, other=0.0).to(tl.float32), BN, BM)
         ro = pn * (BN // 2) + tl.arange(0, BN // 2)
@@ -163,10 +166,10 @@ def w13_group_kernel(
         store_half(inner, shadow, at, v, ok[None, :] & (ro < INNER)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PIECES"])
 def w2_pair_kernel(
-    inner, shadow, low, high, scales, alpha, ids, expert_map, out, INNER, N, TOPK: tl.constexpr, UNITS: tl.constexpr,
-    ROWS: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
+    inner, shadow, low, high, scales, alpha, ids, expert_map, out, INNER, N, ROWS, PIECES,
+    TOPK: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
     ASM: tl.constexpr, HAS_MAP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Few tokens. Program (n block, token): out[token, :] = sum over its experts of W2[e] . inner[pair]."""
@@ -182,9 +185,9 @@ def w2_pair_kernel(
         at = inner + hp + (i // UNITS) * INNER
         acc = unit_dot(acc, el, eh, es, ROWS, rn, at, at, INNER, (slot < 1) & (e >= 0), factor, i % UNITS, FORM, UNIT,
                        MASK_K, False, False, ASM, BN)  # fmt: skip
-    if suspicious(acc):
+    if suspicious(acc, FORM):
         most = tl.full([BM], 0.0, tl.float32)
-        for s in range(0, TOPK):
+        for s in range(TOPK):
             # one power of two for all of the token's pairs: the largest
             at = hp + s * INNER
             _, mine = token_scale(inner + at, shadow + at, INNER, slot < 1, 0, UNITS * UNIT * 64, MASK_K, True, BM)
@@ -194,7 +197,7 @@ def w2_pair_kernel(
         back = tl.where(most > 0, most, 1.0)
         factor = 1.0 / back
         acc = tl.zeros([BN, BM], tl.float32)
-        for i in range(0, TOPK * UNITS):
+        for i in range(TOPK * UNITS):
             e = local_expert(ids, expert_map, token * TOPK + i // UNITS, True, HAS_MAP)
             el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
             at = hp + (i // UNITS) * INNER
@@ -202,13 +205,13 @@ def w2_pair_kernel(
                            i % UNITS, FORM, UNIT, MASK_K, True, True, ASM, BN)  # fmt: skip
         acc = acc * back[None, :]
     at = token.to(tl.int64) * N + rn[:, None] + (slot * 0)[None, :]
-    tl.store(out + at, (acc * alpha).to(out.dtype.element_ty), mask=(slot < 1)[None, :] & (rn < N)[:, None])
+    tl.store(out + at, (acc * (alpha / LIFT)).to(out.dtype.element_ty), mask=(slot < 1)[None, :] & (rn < N)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["CAP", "PIECES"])
 def w2_group_kernel(
     inner, inner_shadow, low, high, scales, alpha, lists, counts, item_expert, item_block, items, y, y_shadow, INNER, N,
-    CAP, LOOP: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr, FORM: tl.constexpr,
+    CAP, ROWS, PIECES, LOOP: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr,
     UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -228,15 +231,15 @@ def w2_group_kernel(
             for u in tl.static_range(UNITS):
                 acc = unit_dot(acc, low, high, scales, ROWS, rn, inner + at, inner + at, INNER, ok, one, u, FORM, UNIT,
                                MASK_K, False, False, ASM, BN)  # fmt: skip
-            if suspicious(acc):
+            if suspicious(acc, FORM):
                 factor, back = token_scale(inner + at, inner_shadow + at, INNER, ok, 0, UNITS * UNIT * 64, MASK_K, True,
                                            BM)  # fmt: skip
                 acc = tl.zeros([BN, BM], tl.float32)
-                for u in range(0, UNITS):
+                for again in range(UNITS):
                     acc = unit_dot(acc, low, high, scales, ROWS, rn, inner + at, inner_shadow + at, INNER, ok, factor,
-                                   u, FORM, UNIT, MASK_K, True, True, ASM, BN)  # fmt: skip
+                                   again, FORM, UNIT, MASK_K, True, True, ASM, BN)  # fmt: skip
                 acc = acc * back[None, :]
-            store_half(y, y_shadow, pair.to(tl.int64)[None, :] * N + rn[:, None], acc * alpha,
+            store_half(y, y_shadow, pair.to(tl.int64)[None, :] * N + rn[:, None], acc * (alpha / LIFT),
                        ok[None, :] & (rn < N)[:, None])  # fmt: skip
 
 
@@ -249,8 +252,13 @@ def sum_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for s in tl.static_range(TOPK):
         mine = local_expert(ids, expert_map, token * TOPK + s, True, HAS_MAP) >= 0
-        at = (token * TOPK + s).to(tl.int64) * N + r
-        v = tl.load(y + at, mask=(r < N) & mine, other=0.0).to(tl.float32)
-        wide = tl.load(y_shadow + at, mask=(r < N) & mine & (tl.abs(v) == float("inf")), other=0.0).to(tl.float32)
-        total += tl.where(tl.abs(v) == float("inf"), wide, v)
-    tl.store(out + token.to(tl.int64) * N + r, total.to(out.dtype.element_ty), mask=r < N)
+        total += tl.load(y + (token * TOPK + s).to(tl.int64) * N + r, mask=(r < N) & mine, other=0.0).to(tl.float32)
+    if tl.max(tl.where(tl.abs(total) < float("inf"), 0, 1), 0) > 0:
+        total = tl.zeros([BLOCK], tl.float32)
+        for slot in range(TOPK):
+            mine = local_expert(ids, expert_map, token * TOPK + slot, True, HAS_MAP) >= 0
+            at = (token * TOPK + slot).to(tl.int64) * N + r
+            v = tl.load(y + at, mask=(r < N) & mine, other=0.0).to(tl.float32)
+            wide = tl.load(y_shadow + at, mask=(r < N) & mine, other=0.0).to(tl.float32)
+            total += tl.where(tl.abs(v) < float("inf"), v, wide)
+    tl.store(out + token.to(tl.int64) * N + r, (total / LIFT).to(out.dtype.element_ty), mask=r < N)

@@ -1,0 +1,209 @@
+"""Every type, shape and number of tokens against float64, on the GPU at hand. Run: python -m tests.gpu.kernels_check
+
+Prints one line a type and the worst error; exits 1 if any exceeds LIMIT or is not finite. test_kernels.py runs it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from service.engines.vllm.kernels import choose, linear, measure, moe
+from service.engines.vllm.kernels import reference as ref
+from service.engines.vllm.kernels import repack as rp
+
+LIMIT = 2.2e-3
+"""||out - ref|| / ||ref|| in float64; rounding the output to bf16 alone is 1.65e-3."""
+
+MANY = (1, 2, 3, 8, 9, 17, 64, 100, 256, 512, 700, 1024)
+
+
+def random_raw(rows: int, k: int, ggml_type: int, spread: float = 1.0) -> torch.Tensor:
+    """Random blocks with weights of about 0.02; `spread` > 1 makes the blocks' scales differ by up to that factor."""
+    per, size = ref.BLOCK[ggml_type]
+    raw = torch.randint(0, 256, (rows, k // per, size), dtype=torch.uint8, device="cuda")
+    typical = {ref.Q8_0: 2e-4, ref.Q6_K: 2e-5, ref.IQ4_XS: 2e-5, ref.IQ4_NL: 3e-4, ref.Q4_K: 1e-4, ref.Q5_K: 5e-5}
+
+    def halves(size: float) -> torch.Tensor:
+        r = torch.rand(rows, k // per, device="cuda")
+        wide = torch.exp((torch.rand_like(r) * 2 - 1) * float(torch.log(torch.tensor(spread))) / 2)
+        return ((r * 0.75 + 0.25) * size * wide).half().view(torch.uint8).view(rows, k // per, 2)
+
+    d = halves(typical.get(ggml_type, 2e-3))
+    if ggml_type == ref.Q6_K:
+        raw[..., 208:210] = d
+    else:
+        raw[..., 0:2] = d
+    if ggml_type in (ref.Q4_1, ref.Q5_1, ref.Q4_K, ref.Q5_K):
+        minimum = halves(typical.get(ggml_type, 2e-3) * 7)
+        raw[..., 2:4] = minimum
+        if ggml_type in (ref.Q4_1, ref.Q5_1):
+            raw[..., 3] |= 128
+    return raw.view(rows, -1)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    bad = not bool(torch.isfinite(got).all())
+    return float("inf") if bad else float((got.double() - want).norm() / want.norm())
+
+
+@dataclass
+class Run:
+    """Worst errors by label, and what was compiled beforehand."""
+
+    table: choose.Table
+    worst: dict[str, float]
+
+    def note(self, label: str, value: float) -> None:
+        self.worst[label] = max(self.worst.get(label, 0.0), value)
+
+    def linear(self, x: torch.Tensor, w: rp.Packed, want: torch.Tensor, label: str) -> None:
+        counters = torch.zeros(linear.COUNTERS, dtype=torch.int32, device="cuda")
+        step = linear.unit(w.form, w.pieces)
+        tile = choose.linear_tile(self.table, w.form, w.rows, w.pieces, step, x.shape[0])
+        self.note(label, error(linear.linear(x, w, counters, tile), want))
+        assert int(counters.abs().sum()) == 0, "split-K left its counters dirty"
+
+
+def jobs(table: choose.Table) -> list[measure.Job]:
+    """What the checks below will launch, to be compiled in parallel first."""
+    found: dict[tuple[object, ...], measure.Job] = {}
+    for t, (n, k) in itertools.product(ref.BLOCK, SHAPES):
+        if k % ref.BLOCK[t][0]:
+            continue
+        pieces, rows = -(-k // (64 * rp.UNIT[rp.FORM[t]])) * rp.UNIT[rp.FORM[t]], -(-n // 64) * 64
+        for m in MANY:
+            step = linear.unit(rp.FORM[t], pieces)
+            tile = choose.linear_tile(table, rp.FORM[t], rows, pieces, step, m)
+            if tile is not None and k == pieces * 64:
+                found[(rp.FORM[t], n, k, tile)] = (measure.LinearShape("check", rp.FORM[t], n, k), m, tile)
+    for (t13, t2), m in itertools.product(PAIRS, MOE_M):
+        forms = (rp.FORM[t13], rp.FORM[t2])
+        tile = moe_tile(table, forms, m)
+        found[(forms, tile)] = (measure.MoeShape("check", forms, E, INNER, HIDDEN, TOP_K), m, tile)
+    return list(found.values())
+
+
+SHAPES = ((2624, 6144), (6144, 2048), (576, 1536), (960, 576), (136, 160))
+E, INNER, HIDDEN, TOP_K = 32, 256, 2048, 8
+PAIRS = ((ref.Q4_K, ref.Q5_K), (ref.Q4_K, ref.Q6_K), (ref.Q8_0, ref.Q8_0), (ref.IQ4_XS, ref.Q4_1), (ref.Q6_K, ref.Q5_0))
+MOE_M = (1, 2, 7, 16, 64, 256, 1024)
+
+
+def moe_tile(table: choose.Table, forms: tuple[int, int], m: int) -> choose.MoeTile:
+    units = HIDDEN // 64 // linear.unit(forms[0], HIDDEN // 64)
+    return choose.moe_tile(table, forms, E, INNER, HIDDEN, m, TOP_K, units)
+
+
+def check_linears(run: Run) -> None:
+    for t, (n, k) in itertools.product(ref.BLOCK, SHAPES):
+        if k % ref.BLOCK[t][0]:
+            continue
+        raw = random_raw(n, k, t, spread=64)
+        w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
+        run.note(f"dense {ref.NAMES[t]}", error(linear.dense(w, torch.float32), exact))
+        ids = torch.randint(0, n, (37,), device="cuda")
+        run.note(f"embed {ref.NAMES[t]}", error(linear.embed(ids, w, torch.bfloat16), exact[ids]))
+        for m in MANY:
+            x = torch.randn(m, k, device="cuda").bfloat16()
+            run.linear(x, w, x.double() @ exact.T, f"linear {ref.NAMES[t]}")
+
+
+def check_experts(run: Run) -> None:
+    for t13, t2 in PAIRS:
+        forms = (rp.FORM[t13], rp.FORM[t2])
+        raw13 = random_raw(E * 2 * INNER, HIDDEN, t13, 8).view(E, 2 * INNER, -1)
+        raw2 = random_raw(E * HIDDEN, INNER, t2, 8).view(E, HIDDEN, -1)
+        w13, w2 = rp.repack(raw13, t13, interleave=True), rp.repack(raw2, t2)
+        exact13 = ref.dequantize(raw13.flatten(0, 1), t13).view(E, 2 * INNER, HIDDEN)
+        exact2 = ref.dequantize(raw2.flatten(0, 1), t2).view(E, HIDDEN, INNER)
+        counters = torch.zeros(linear.COUNTERS, dtype=torch.int32, device="cuda")
+        label = f"experts {ref.NAMES[t13]}/{ref.NAMES[t2]}"
+        for m, kind in itertools.product(MOE_M, ("uniform", "one expert", "other rank", "huge", "small")):
+            x = torch.randn(m, HIDDEN, device="cuda").bfloat16()
+            if kind == "huge":
+                x[::2] *= 1e6
+            if kind == "small":
+                x[::2] *= 1e-2
+            ids = torch.rand(m, E, device="cuda").topk(TOP_K, 1).indices.int()
+            if kind == "one expert":
+                ids = ids.fill_(5)
+            weights = torch.rand(m, TOP_K, device="cuda") + 0.1
+            expert_map = None
+            if kind == "other rank":
+                expert_map = torch.full((E,), -1, dtype=torch.int32, device="cuda")
+                expert_map[::2] = torch.arange(E // 2, dtype=torch.int32, device="cuda")
+            tile = moe_tile(run.table, forms, m)
+            got = moe.experts(x, w13, w2, weights, ids, expert_map, counters, lambda _, tile=tile: tile)
+            want = oracle(x, exact13, exact2, weights, ids if expert_map is None else expert_map[ids.long()])
+            # judged token by token: a huge token must not hide a wrong small one
+            kept = want.norm(dim=1) > 0
+            each = (got.double() - want).norm(dim=1)[kept] / want.norm(dim=1)[kept]
+            bad = not bool(torch.isfinite(got).all()) or bool(got[~kept].any())
+            whole = float("inf") if bad else float((each.square().mean()).sqrt()) if int(kept.sum()) else 0.0
+            run.note(f"{label} {kind}", whole)
+            assert int(counters.abs().sum()) == 0, "a kernel left its counters dirty"
+
+
+def oracle(
+    x: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    """float64, expert by expert."""
+    out = torch.zeros(x.shape[0], w2.shape[1], dtype=torch.float64, device=x.device)
+    for e in range(w13.shape[0]):
+        token, slot = (ids == e).nonzero(as_tuple=True)
+        if token.numel():
+            gate, up = (x[token].double() @ w13[e].T).chunk(2, 1)
+            h = torch.nn.functional.silu(gate) * up * weights[token, slot].double()[:, None]
+            out.index_add_(0, token, h @ w2[e].T)
+    return out
+
+
+def check_extremes(run: Run) -> None:
+    """Zero, denormal and huge scales; tokens past fp16's range; all must stay finite and right."""
+    for t in ref.BLOCK:
+        for name, d in (("zero", 0.0), ("denormal", 6e-8), ("large", 8.0)):
+            raw = random_raw(64, 512, t)
+            blocks = raw.view(64, -1, ref.BLOCK[t][1])
+            half = torch.tensor([d], dtype=torch.float16, device="cuda").view(torch.uint8)
+            if t == ref.Q6_K:
+                blocks[..., 208:210] = half
+            else:
+                blocks[..., 0:2] = half
+            w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
+            x = torch.randn(3, 512, device="cuda").bfloat16()
+            want = x.double() @ exact.T
+            if float(want.norm()) > 0:
+                run.linear(x, w, want, f"scale {name}")
+        raw = random_raw(64, 512, t)
+        w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
+        for name, size in (("1e5", 1e5), ("1e30", 1e30), ("1e-6", 1e-6), ("1e-20", 1e-20)):
+            for m in (3, 600):
+                x = (torch.randn(m, 512, device="cuda") * size).bfloat16()
+                run.linear(x, w, x.double() @ exact.T, f"tokens {name}")
+
+
+def main() -> int:
+    start = time.time()
+    torch.manual_seed(time.time_ns() % (1 << 31))
+    p = torch.cuda.get_device_properties(0)
+    table = choose.table_for(p.name, p.multi_processor_count)
+    run = Run(table, {})
+    todo = jobs(table)
+    failed = [e for e in measure.precompile(todo, 14) if e]
+    print(f"compiled {len(todo)} in {time.time() - start:.0f} s, {len(failed)} failed", failed[:3], flush=True)
+    for part in (check_linears, check_experts, check_extremes):
+        part(run)
+        print(f"{part.__name__} done at {time.time() - start:.0f} s", flush=True)
+    wrong = {k: v for k, v in run.worst.items() if not v <= (LIMIT if "huge" not in k else 3.2e-3)}
+    for label, value in sorted(run.worst.items()):
+        print(f"{label:36s} {value:.2e}{'  <-- over the limit' if label in wrong else ''}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
