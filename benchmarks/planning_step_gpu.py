@@ -4,9 +4,9 @@
     python3 benchmarks/planning_step_gpu.py --device cpu --tiny   # the arithmetic of this script, no measurement
 
 Every layer has its own weights (nothing stays in cache between steps), routing is drawn uniformly, the KV cache holds
-CONTEXT tokens a request, and the step runs as one CUDA graph. There is no all-reduce: one rank is measured. The
-model gets the GPU's plain-read bandwidth (measured here first) and ONE fitted number, the share of it that kernels reach, from
-the time at FIT_AT tokens; all other batch sizes are predicted.
+CONTEXT tokens a request, and the step runs as one CUDA graph. There is no all-reduce: one rank is measured. The model
+gets the GPU's plain-read bandwidth (measured here first) and ONE fitted number, the share of it that kernels reach,
+from the time at FIT_AT tokens; all other batch sizes are predicted.
 """
 
 from __future__ import annotations
