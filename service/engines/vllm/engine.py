@@ -1,0 +1,236 @@
+"""vLLM behind the engine protocol: GGUF files (GLM-5 among them) and Hugging Face directories."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from service.engines.fields import HONOURED
+from service.engines.protocol import Report
+from service.engines.vllm import canary, launch, versions
+from service.engines.vllm.attention import choose_attention, exactness
+from service.engines.vllm.books import Books
+from service.engines.vllm.layer import Layer
+from service.engines.vllm.meter import Meter
+from service.engines.vllm.options import VllmOptions
+from service.errors import EngineFailed, UserError
+from service.gguf.header import GgufHeader, read_header
+from service.gguf.materialise import linked_file, materialise
+from service.gguf.rules import Setup, refusals
+from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+
+
+class VllmEngine:
+    """One model under vLLM, `slots` sequences at once, `context_tokens` for each of them at most."""
+
+    name = "vllm"
+    honours = HONOURED["vllm"]
+
+    def __init__(self, *, model: str, served_name: str, slots: int, context_tokens: int, options: VllmOptions) -> None:
+        self._path, self._served, self._slots, self._context = Path(model), served_name, slots, context_tokens
+        self._options = options
+        self._layer: Layer | None = None
+        self._books = Books()
+        self._running = self._requests = self._output = self._prompt = 0
+        self._busy_s, self._busy_since = 0.0, 0.0
+        self._notes: list[str] = []
+
+    async def load(self, report: Report) -> ModelCard:
+        """Check, start, judge. Raises UserError for a file or setting that cannot be served rightly."""
+        report(LoadProgress("checking", self._path.name))
+        on_cpu = await _on_cpu()
+        header, model = await asyncio.to_thread(self._prepare, on_cpu)
+        with tempfile.TemporaryDirectory(prefix="glm5-load-") as place:
+            progress = Path(place) / "progress"
+            argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress)
+            os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
+            starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
+            await self._watch(starting, progress, report)
+        self._layer = starting.result()
+        await self._layer.open()
+        if self._options.gate:
+            report(LoadProgress("judging", "answers before serving"))
+            try:
+                verdict = await canary.judge(self._layer, header, self._options, on_cpu=on_cpu)
+            except BaseException:
+                await self.close()
+                raise
+            if verdict.faults:
+                await self.close()
+                raise UserError(f"{self._path.name} answers wrongly and may not serve: {'; '.join(verdict.faults)}")
+            self._notes.append(verdict.note)
+        report(LoadProgress("ready", "; ".join(self._notes), 1.0))
+        return ModelCard(
+            name=self._served,
+            engine=self.name,
+            architecture=model.architecture,
+            context_tokens=self._layer.context_tokens,
+            vocab_size=self._layer.vocab_size,
+            bytes=header.bytes if header else sum(f.stat().st_size for f in self._path.glob("*.safetensors")),
+            parameters=header.parameters if header else 0,
+            quantisation=header.quantisation if header else "",
+        )
+
+    def _prepare(self, on_cpu: bool) -> tuple[GgufHeader | None, launch.Model]:
+        options = self._options
+        gguf = not self._path.is_dir()
+        versions.check_versions(versions.installed(), gguf=gguf, allow_other=options.allow_other_versions)
+        if not gguf:
+            if not (self._path / "config.json").is_file():
+                raise UserError(f"model directory {self._path} holds no config.json")
+            config = orjson.loads((self._path / "config.json").read_bytes())
+            kind = str(config.get("model_type", ""))
+            return None, launch.Model(self._path, self._served, kind, None, self._context, self._slots)
+        versions.check_entry_point()
+        if not on_cpu:
+            versions.check_kernels(allow_slow=options.allow_slow_kernels)
+        header = read_header(self._path)
+        attention = choose_attention(header, options.attention, self._context, on_cpu=on_cpu)
+        setup = Setup(
+            tensor_parallel=options.tensor_parallel,
+            attention=attention,
+            mtp=options.mtp_tokens > 0,
+            quantised_kernels=not on_cpu,
+        )
+        faults = refusals(header, setup)
+        if faults:
+            raise UserError(f"{self._path}: " + "; ".join(faults))
+        warning = exactness(header, attention, self._context)
+        if warning:
+            self._notes.append(warning)
+        place = materialise(header, Path(options.cache_dir).expanduser() / "models", attention)
+        file = linked_file(place, header)
+        return header, launch.Model(file, self._served, header.architecture, place, self._context, self._slots)
+
+    async def _watch(self, starting: asyncio.Task[Layer], progress: Path, report: Report) -> None:
+        """Report while vLLM starts. Raises UserError with the reason when it does not, or takes too long."""
+        started = time.monotonic()
+        while not starting.done():
+            await asyncio.wait({starting}, timeout=0.5)
+            seconds = time.monotonic() - started
+            report(_progress(progress, seconds))
+            if seconds > self._options.load_timeout_s:
+                raise UserError(f"vLLM did not come up in {seconds:.0f} s")
+        failure = starting.exception()
+        if failure is not None:
+            reason = _told(progress).get("fault") or str(failure)
+            raise UserError(f"vLLM cannot serve {self._path}: {reason}") from failure
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        layer = self._open()
+        body: dict[str, Any] = orjson.loads(request.body)
+        for ours in ("service_tier", "metadata", "store"):
+            body.pop(ours, None)
+        body |= {"model": self._served, "stream": request.stream, "request_id": request.id}
+        if request.stream:
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        else:
+            body.pop("stream_options", None)
+        meter = Meter()
+        self._enter()
+        answers = layer.answer(request.endpoint, body)
+        try:
+            async for data in answers:
+                if b'"error"' in data[:16]:
+                    from service.engines.vllm.layer import error_of
+
+                    raise error_of(orjson.loads(data)["error"])
+                chunk = meter.read(data) if request.stream else meter.whole(data)
+                self._output += chunk.output_tokens
+                self._prompt += chunk.prompt_tokens
+                yield chunk
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]
+            self._leave()
+
+    def _open(self) -> Layer:
+        if self._layer is None:
+            raise EngineFailed("vLLM is not loaded")
+        return self._layer
+
+    def _enter(self) -> None:
+        if not self._running:
+            self._busy_since = self._books.beat = time.monotonic()
+        self._running += 1
+        self._requests += 1
+
+    def _leave(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._busy_s += time.monotonic() - self._busy_since
+
+    async def tokenize(self, body: bytes) -> bytes:
+        ask: dict[str, Any] = orjson.loads(body)
+        answer = await self._open().tokenize({**ask, "model": self._served})
+        return orjson.dumps({key: answer[key] for key in ("tokens", "count", "max_model_len")})
+
+    async def detokenize(self, body: bytes) -> bytes:
+        ask: dict[str, Any] = orjson.loads(body)
+        answer = await self._open().detokenize({"tokens": ask["tokens"], "model": self._served})
+        return orjson.dumps({"prompt": answer["prompt"]})
+
+    def stats(self) -> EngineStats:
+        now, books = time.monotonic(), self._books
+        return EngineStats(
+            slots=self._slots,
+            running=self._running,
+            waiting=books.waiting if self._running else 0,
+            output_tokens=self._output,
+            prompt_tokens=self._prompt,
+            requests=self._requests,
+            steps=books.steps,
+            busy_s=self._busy_s + (now - self._busy_since if self._running else 0.0),
+            heartbeat_age_s=now - books.beat if self._running else 0.0,
+            kv_used=books.kv_used,
+            drafted=books.drafted,
+            accepted=books.accepted,
+            alive=self._layer is not None and self._layer.alive,
+        )
+
+    async def close(self) -> None:
+        layer, self._layer = self._layer, None
+        if layer is not None:
+            await asyncio.to_thread(layer.close)
+
+
+async def _on_cpu() -> bool:
+    """Whether vLLM's build here computes on CPUs. Importing it takes seconds."""
+
+    def ask() -> bool:
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+    try:
+        return await asyncio.to_thread(ask)
+    except ImportError as missing:
+        raise UserError(f"vLLM cannot be imported: {missing}; pip install 'glm5-serve[gpu]'") from None
+
+
+def _told(progress: Path) -> dict[str, Any]:
+    """What the loading process wrote last: bytes `done` and `total`, `seconds`, or a `fault`."""
+    try:
+        found = orjson.loads(progress.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _progress(progress: Path, seconds: float) -> LoadProgress:
+    told = _told(progress)
+    total, done = told.get("total", 0), told.get("done", 0)
+    if not total:
+        return LoadProgress("starting vLLM", f"{seconds:.0f} s so far")
+    if done >= total:
+        return LoadProgress("warming up", f"weights read in {told['seconds']:.0f} s")
+    eta = told["seconds"] * (total - done) / done if done else None
+    rate = done / max(told["seconds"], 1e-9) / 1e9
+    detail = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate:.2f} GB/s"
+    return LoadProgress("reading weights", detail, done / total, eta)

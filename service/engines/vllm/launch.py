@@ -1,0 +1,97 @@
+"""From our settings to vLLM's: the arguments of `vllm serve`, and the variables that its CPU build reads. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.engines.vllm.options import VllmOptions
+from service.gguf.glm_dsa import ARCHITECTURE
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is to be served. `path`: a GGUF file (then `config_dir` holds its config and tokenizer) or a directory."""
+
+    path: Path
+    served_name: str
+    architecture: str
+    config_dir: Path | None
+    context_tokens: int
+    slots: int
+
+
+def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, progress: Path) -> list[str]:
+    """Arguments for vLLM's own parser. `progress`: file in which the loading process reports."""
+    args = [
+        f"--model={model.path}",
+        f"--served-model-name={model.served_name}",
+        f"--max-model-len={model.context_tokens}",
+        f"--max-num-seqs={model.slots}",
+        f"--tensor-parallel-size={options.tensor_parallel}",
+        f"--dtype={options.dtype}",
+        f"--performance-mode={options.mode}",
+        # Not Ray's: one replica is one process tree, which ends with it.
+        "--distributed-executor-backend=mp",
+        # What a request leaves out is OpenAI's default, not the file's.
+        "--generation-config=vllm",
+        "--enable-prompt-tokens-details",
+        f"--additional-config={json.dumps({'glm5_progress': str(progress)})}",
+        "--enable-prefix-caching" if options.prefix_cache else "--no-enable-prefix-caching",
+    ]
+    if model.config_dir is not None:
+        args += [f"--hf-config-path={model.config_dir}", f"--tokenizer={model.config_dir}"]
+    if on_cpu or not options.cuda_graphs:
+        args.append("--enforce-eager")
+    elif options.graph_sizes:
+        args.append("--cudagraph-capture-sizes=" + ",".join(map(str, options.graph_sizes)))
+    if not on_cpu:
+        args.append(f"--gpu-memory-utilization={options.gpu_memory_fraction}")
+    if options.batch_tokens:
+        args.append(f"--max-num-batched-tokens={options.batch_tokens}")
+    if options.kv_type != "auto":
+        args.append(f"--kv-cache-dtype={options.kv_type}")
+    if options.mtp_tokens:
+        args.append(f"--speculative-config={json.dumps(_speculative(model, options))}")
+    glm5 = model.architecture in (ARCHITECTURE, "glm_moe_dsa")
+    reasoning = ("glm45" if glm5 else "") if options.reasoning_parser == "auto" else options.reasoning_parser
+    tools = ("glm47" if glm5 else "") if options.tool_parser == "auto" else options.tool_parser
+    if reasoning:
+        args.append(f"--reasoning-parser={reasoning}")
+    if tools:
+        args += [f"--tool-call-parser={tools}", "--enable-auto-tool-choice"]
+    return [*args, *options.extra_args]
+
+
+def _speculative(model: Model, options: VllmOptions) -> dict[str, object]:
+    found: dict[str, object] = {"method": "mtp", "num_speculative_tokens": options.mtp_tokens}
+    if model.config_dir is not None:
+        # The draft comes from the same file; vLLM finds its config beside the path that it is given.
+        found |= {"model": str(model.path), "quantization": "gguf"}
+    if options.mtp_schedule:
+        found["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in options.mtp_schedule]
+    return found
+
+
+def variables(options: VllmOptions, cores: int) -> dict[str, str]:
+    """Environment of vLLM's processes. vLLM reads some settings from there alone; all are set, none is left to luck."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(options.cpu_kv_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": bind(options.cpu_cores, options.tensor_parallel, cores),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.load_timeout_s)),
+    }
+
+
+def bind(setting: str, ranks: int, cores: int) -> str:
+    """Cores for each rank. vLLM's own `auto` leaves a second rank without cores on a small machine."""
+    if setting != "auto":
+        return setting
+    if ranks > cores:
+        return "nobind"
+    share = cores // ranks
+    groups = [range(rank * share, (rank + 1) * share) for rank in range(ranks)]
+    return "|".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
