@@ -26,7 +26,11 @@ class Framer:
 
     def __init__(self, plan: Plan, part: Part, *, tier: Tier, created: int) -> None:
         self._part = part
-        self._choice = ChatChoice(part.index) if plan.endpoint == "chat" else TextChoice(part.index)
+        self._choice: ChatChoice | TextChoice
+        if plan.endpoint == "chat":
+            self._choice = ChatChoice(part.index, must_call=plan.must_call)
+        else:
+            self._choice = TextChoice(part.index)
         self._head = _head(plan, tier, created) + b"["
         self._tail = b'],"usage":null}\n\n' if plan.include_usage else b"]}\n\n"
         self._usage: Any = None

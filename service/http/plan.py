@@ -39,13 +39,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One HTTP request: its parts and what the answer says about itself. `timeout_s`: for the whole of it."""
+    """One HTTP request: its parts and what the answer says about itself. `must_call`: tool_choice demands a tool call.
+    `timeout_s`: for the whole of it."""
 
     id: str
     endpoint: Endpoint
     model: str
     stream: bool
     include_usage: bool
+    must_call: bool
     timeout_s: float
     parts: tuple[Part, ...]
     context: RequestContext
@@ -100,7 +102,12 @@ def make_plan(
         siblings=len(parts),
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
-    return Plan(id, endpoint, request.model, stream, usage, timeout_s, parts, context)
+    return Plan(id, endpoint, request.model, stream, usage, _must_call(request), timeout_s, parts, context)
+
+
+def _must_call(request: ChatRequest | CompletionRequest) -> bool:
+    choice = request.tool_choice if isinstance(request, ChatRequest) else None
+    return choice == "required" or isinstance(choice, NamedTool)
 
 
 def _tier(wanted: RequestedTier | None) -> Tier:

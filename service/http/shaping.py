@@ -32,10 +32,13 @@ class _Call:
 
 
 class ChatChoice:
-    __slots__ = ("_calls", "_content", "_finished", "_index", "_reasoning", "_started")
+    """`must_call`: the request's tool_choice demands a tool call."""
 
-    def __init__(self, index: int) -> None:
+    __slots__ = ("_calls", "_content", "_finished", "_index", "_must_call", "_reasoning", "_started")
+
+    def __init__(self, index: int, *, must_call: bool = False) -> None:
         self._index = index
+        self._must_call = must_call
         self._started = False
         self._finished = False
         self._content = Joiner()
@@ -107,6 +110,7 @@ class ChatChoice:
     def _finish(self, finish: str) -> list[Choice]:
         out: list[Choice] = []
         check_finish(finish)
+        check_called(self._must_call and not self._calls, finish)
         if rest := self._reasoning.flush():
             out.append(self._entry({"reasoning_content": rest}))
         if rest := self._content.flush():
@@ -167,6 +171,12 @@ class TextChoice:
 def check_finish(finish: object) -> None:
     if finish not in FINISHES:
         raise EngineFailed(f"the engine gave up on the answer: {str(finish)[:64]!r}")
+
+
+def check_called(missing: bool, finish: object) -> None:
+    """A demanded tool call that is missing is an error, not an answer, unless the answer was cut by its length."""
+    if missing and finish != "length":
+        raise EngineFailed("the engine called no tool although tool_choice demands it")
 
 
 def mend_arguments(arguments: str, finish: str) -> str:

@@ -10,7 +10,7 @@ import orjson
 
 from service.errors import EngineFailed
 from service.http.plan import Plan
-from service.http.shaping import chat_logprobs, check_finish, mend_arguments, text_logprobs
+from service.http.shaping import chat_logprobs, check_called, check_finish, mend_arguments, text_logprobs
 from service.http.text import Joiner, parse_chunk
 from service.http.usage import Usage, total, usage_of
 from service.types import Chunk, Tier
@@ -27,8 +27,10 @@ def whole_answer(plan: Plan, chunks: Iterable[Chunk], *, tier: Tier, created: in
         given = answer.get("choices")
         if not isinstance(given, list) or len(given) != 1:
             raise EngineFailed("the engine's answer does not have exactly one choice")
-        shape = _chat_choice if plan.endpoint == "chat" else _text_choice
-        choices.append(shape(given[0], part.index))
+        if plan.endpoint == "chat":
+            choices.append(_chat_choice(given[0], part.index, must_call=plan.must_call))
+        else:
+            choices.append(_text_choice(given[0], part.index))
         counts = usage_of(
             answer.get("usage"),
             prompt_tokens=chunk.prompt_tokens,
@@ -49,11 +51,12 @@ def whole_answer(plan: Plan, chunks: Iterable[Chunk], *, tier: Tier, created: in
     )
 
 
-def _chat_choice(raw: dict[str, Any], index: int) -> dict[str, Any]:
+def _chat_choice(raw: dict[str, Any], index: int, *, must_call: bool) -> dict[str, Any]:
     finish = raw.get("finish_reason")
     check_finish(finish)
     message = raw.get("message") or {}
     calls = [_call(call, finish) for call in message.get("tool_calls") or ()]
+    check_called(must_call and not calls, finish)
     content = message.get("content")
     shaped: dict[str, Any] = {
         "role": "assistant",

@@ -27,7 +27,7 @@ class Served:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def settled(self, condition: Callable[[], bool], within_s: float = 1.0) -> None:
+    async def settled(self, condition: Callable[[], bool], within_s: float = 10.0) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 await asyncio.sleep(0.005)

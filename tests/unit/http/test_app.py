@@ -269,6 +269,18 @@ async def test_broken_tool_arguments_are_an_error_not_an_answer(client: httpx.As
     assert found[-1][0] == "error" and "[DONE]" not in found
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+async def test_a_demanded_tool_call_that_does_not_come_is_an_error(client: httpx.AsyncClient, choice: Any) -> None:
+    ignored = ask("just text", tools=TOOLS, tool_choice=choice)
+    assert "tool_choice" in problem(await client.post(CHAT, json=ignored), 500, "engine_failed")
+    found = events(await client.post(CHAT, json=ignored | {"stream": True}))
+    assert found[-1][0] == "error" and "[DONE]" not in found
+    cut = (await client.post(CHAT, json=ignored | {"max_tokens": 1})).json()
+    assert cut["choices"][0]["finish_reason"] == "length"
+    called = (await client.post(CHAT, json=ask("tool:{}", tools=TOOLS, tool_choice=choice))).json()
+    assert called["choices"][0]["message"]["tool_calls"]
+
+
 async def test_logprobs_whole_and_streamed(client: httpx.AsyncClient) -> None:
     asked = ask("a b", logprobs=True, top_logprobs=1)
     whole = (await client.post(CHAT, json=asked)).json()["choices"][0]["logprobs"]["content"]
