@@ -60,6 +60,8 @@ class RayBackend:
             if now - said >= INTERVAL_S:
                 self._board.pin(self._id, Post(self._id, "ingress", phase="ready", ready=True))
                 said = now
+            for name, gate in self._gates.items():
+                self._recorder.queued(name, gate.queue.waiting)
             if (metrics := snapshot(self._metrics)) != last:
                 self._board.pin(self._id, None, metrics)
                 last = metrics

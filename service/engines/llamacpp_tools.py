@@ -19,7 +19,7 @@ def wants_tools(body: dict[str, Any]) -> bool:
 
 
 def wrap(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request without tools: system message and schema instead. Raises BadRequest where a schema is asked too."""
+    """The same request without tools: system message and schema instead. Raises BadRequest beside a schema."""
     if (body.get("response_format") or {}).get("type") not in (None, "text"):
         raise BadRequest(
             "this model's chat template has no tools: tools and response_format exclude each other"
