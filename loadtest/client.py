@@ -170,5 +170,5 @@ class Client:
 
 async def _sleep_until(moment: float) -> None:
     # Again and again, because the loop's timers are whole milliseconds and may fire up to half of one early.
-    while (delay := moment - perf_counter()) > 0:
+    while (delay := moment - perf_counter()) > 0:  # noqa: ASYNC110 - waits for a moment, not for an event
         await asyncio.sleep(delay)

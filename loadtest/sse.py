@@ -6,6 +6,8 @@ comments; several `data` lines join with LF; one space after the colon is droppe
 
 from __future__ import annotations
 
+_BOM = b"\xef\xbb\xbf"
+
 Event = tuple[bytes, bytes]
 """(event name, b"" when absent; data)"""
 
@@ -21,9 +23,13 @@ class EventParser:
         self._first = True
 
     def feed(self, data: bytes) -> list[Event]:
-        if self._first and data:
+        if self._first:
+            data, self.tail = self.tail + data, b""
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self.tail = data
+                return []
             self._first = False
-            data = data.removeprefix(b"\xef\xbb\xbf")
+            data = data.removeprefix(_BOM)
         if self._cr and data:
             self._cr = False
             data = data.removeprefix(b"\n")

@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server on the demo model, as a process: `python -m tests.unit.loadtest.llama_server PORT SLOTS`.
+"""llama.cpp's own HTTP server on the demo model, as a process: `python -m tests.unit.loadtest.llama_server PORT SLOTS THREADS`.
 
 An OpenAI server that is not ours, to measure against. Prints its port when it serves.
 """
@@ -21,7 +21,7 @@ def model_path() -> Path | None:
     return next(Path(spec.origin).parent.glob("*.gguf"), None)
 
 
-def main(port: int, slots: int) -> None:
+def main(port: int, slots: int, threads: int) -> None:
     import xllamacpp
 
     path = model_path()
@@ -33,7 +33,7 @@ def main(port: int, slots: int) -> None:
     params.hostnames = ["127.0.0.1"]
     params.port = port
     params.endpoint_metrics = True
-    params.cpuparams.n_threads = 2
+    params.cpuparams.n_threads = threads
     params.verbosity = 0
     server = xllamacpp.Server(params)
     print(server.listening_address.rsplit(":", 1)[-1], flush=True)
@@ -41,4 +41,4 @@ def main(port: int, slots: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*(int(argument) for argument in sys.argv[1:4]))
