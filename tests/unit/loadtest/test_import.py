@@ -15,10 +15,10 @@ DATA = Path(__file__).parent / "data"
 
 
 def detailed() -> dict[str, Any]:
-    """Two streams, three requests each of 4 tokens: TTFT 0.5, gaps 0.1; the last fails. Written as version 0.29 does."""
+    """Two streams, three requests each, 4 tokens: TTFT 0.5, gaps 0.1; the last fails. Written as 0.29 does."""
     starts = [100.0, 100.1, 100.8, 100.9, 101.6, 101.7]
     return {
-        "date": "20261129-120000", "backend": "openai-chat", "num_prompts": 6, "request_rate": "inf", "max_concurrency": 2,
+        "date": "20261129-120000", "num_prompts": 6, "request_rate": "inf", "max_concurrency": 2,
         "duration": 2.6, "completed": 5, "failed": 1, "request_throughput": 5 / 2.6, "output_throughput": 20 / 2.6,
         "max_output_tokens_per_s": 9.0, "total_input_tokens": 50, "total_output_tokens": 20,
         "mean_ttft_ms": 500.0, "median_ttft_ms": 500.0, "p99_ttft_ms": 510.0, "std_ttft_ms": 0.0,
