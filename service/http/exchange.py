@@ -22,6 +22,13 @@ from service.http.usage import Usage
 from service.http.whole import whole_answer
 from service.types import Chunk
 
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+LAST_WRITE_S = 5.0
+
 
 class Exchange(Response):
     """The answer to a plan. Up to its first byte, errors are raised, so that they become an HTTP status."""
@@ -95,10 +102,9 @@ class StreamAnswer(Exchange):
         except ClientStalled:
             raise ClientDisconnect from None
         except Exception as error:
-            unopened = self._pulse.sent_at is None
-            if unopened or self._pulse.writing or isinstance(error, ClientDisconnect):
+            if self._pulse.sent_at is None or isinstance(error, ClientDisconnect):
                 raise
-            await self._write(send, error_event(as_service_error(error)))
+            await self._write_last(send, error_event(as_service_error(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
@@ -128,18 +134,23 @@ class StreamAnswer(Exchange):
         pulse = self._pulse
         async with self._lock:
             pulse.writing = True
-            if pulse.sent_at is None:
+            try:
+                if pulse.sent_at is None:
+                    pulse.sent_at = self._clock()
+                    headers = [*STREAM_HEADERS, *self._serving_headers()]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": data, "more_body": True})
                 pulse.sent_at = self._clock()
-                headers = [
-                    (b"content-type", b"text/event-stream; charset=utf-8"),
-                    (b"cache-control", b"no-cache"),
-                    (b"x-accel-buffering", b"no"),
-                    *self._serving_headers(),
-                ]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            pulse.sent_at = self._clock()
-            pulse.writing = False
+            finally:
+                pulse.writing = False
+
+    async def _write_last(self, send: Send, data: bytes) -> None:
+        """Write when nobody watches the client any more: it may have stopped reading, so not for ever."""
+        try:
+            async with asyncio.timeout(LAST_WRITE_S):
+                await self._write(send, data)
+        except TimeoutError:
+            raise ClientDisconnect from None
 
     async def _tend(self, send: Send) -> None:
         """Keep the client's connection alive; raise when a deadline has passed."""

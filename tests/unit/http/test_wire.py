@@ -151,10 +151,11 @@ async def test_an_error_after_an_opened_stream_is_an_event() -> None:
         assert events(response)[-1][1]["error"]["code"] == "deadline_exceeded"
 
 
-async def test_a_client_that_stops_reading_is_let_go() -> None:
-    """Its buffers fill, the writes stop, and after the idle limit its slot is free."""
+@pytest.mark.parametrize("limit", ["idle_timeout_s", "request_timeout_s"])
+async def test_a_client_that_stops_reading_is_let_go(limit: str) -> None:
+    """Its buffers fill, the writes stop, and after the idle limit (or the whole deadline) its slot is free."""
     backend = EchoBackend()
-    async with serving(backend, idle_timeout_s=0.5) as server:
+    async with serving(backend, **{limit: 0.5}) as server:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
