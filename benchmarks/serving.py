@@ -1,9 +1,9 @@
 """Our HTTP path beside its peers, in one run: raw llama.cpp in process, llama.cpp's own HTTP server, and the service.
 
-    python benchmarks/serving.py llama [--streams 1,8,64]     same model and body: tok/s, latencies
-    python benchmarks/serving.py flags                        simulated engine, 256 and 1000 streams, by Ray Serve setting
+    python benchmarks/serving.py llama [--streams 1,8,64]   same model, same body, tok/s and latencies
+    python benchmarks/serving.py flags                      simulated engine, per setting of Ray Serve
 
-Prints Markdown. Throughput: tokens of all streams over the time from the first send to the last byte. Timings on a shared
+Prints Markdown. Throughput: tokens of all streams over the time from first send to last byte. Timings on a shared
 machine are noisy: compare within one run.
 """
 
@@ -215,7 +215,8 @@ def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
         measure("glm5 serve", lambda c: asyncio.run(http_run(service.url, model, c, tokens)))
     print(f"\n{tokens} tokens a stream, median of {repeats} runs; share is of raw\n")
     print(
-        "| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |\n|---|---|---|---|---|---|---|---|---|"
+    print("| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
+    print("|---|---|---|---|---|---|---|---|---|")
     )
     for c in streams:
         base = table[c, "raw, in process"].tok_s

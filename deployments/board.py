@@ -22,6 +22,8 @@ from service.types import EngineStats, ModelCard, PoolName
 NAME, NAMESPACE = "glm5-board", "glm5"
 INTERVAL_S = 0.5
 STALE_S = 3.0
+LOADING_STALE_S = 120.0
+"""A process that loads may be silent for long: llama.cpp's loader keeps Python's lock."""
 CALL_TIMEOUT_S = 2.0
 
 Role = Literal["replica", "ingress"]
@@ -97,9 +99,10 @@ class _Board:
         return [*([self._departed] if self._departed else []), *snapshots], native
 
     def _drop_stale(self) -> None:
-        oldest = time.monotonic() - STALE_S
-        for id in [id for id, entry in self._pinned.items() if entry.seen < oldest]:
-            self.unpin(id)
+        now = time.monotonic()
+        for id, entry in tuple(self._pinned.items()):
+            if now - entry.seen > (STALE_S if b'"ready":true' in entry.post else LOADING_STALE_S):
+                self.unpin(id)
 
 
 class Board:

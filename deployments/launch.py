@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -62,6 +63,7 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
     from deployments.app import NAME, build
     from deployments.board import Board
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     say("starting Ray Serve", "controller and proxy")
     ray_serve.start(
         proxy_location="HeadOnly",
