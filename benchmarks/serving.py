@@ -214,10 +214,8 @@ def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
         model = service.model
         measure("glm5 serve", lambda c: asyncio.run(http_run(service.url, model, c, tokens)))
     print(f"\n{tokens} tokens a stream, median of {repeats} runs; share is of raw\n")
-    print(
     print("| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
     print("|---|---|---|---|---|---|---|---|---|")
-    )
     for c in streams:
         base = table[c, "raw, in process"].tok_s
         for name in ("raw, in process", "llama.cpp's HTTP server", "glm5 serve"):

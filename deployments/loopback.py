@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def keep_node_address() -> None:
-    """Before `ray.init`: a given 127.0.0.1 stays so. Ray turns it into the machine's own address and then binds to all."""
+    """Before `ray.init`: a given 127.0.0.1 stays so (Ray makes it the machine's own address, then binds to all)."""
     from ray._private import services
 
     services.resolve_ip_for_localhost = lambda host: host
