@@ -15,11 +15,11 @@ import torch
 from gguf.constants import GGMLQuantizationType as T
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.platforms import current_platform
 from vllm_gguf_plugin.weights_adapter.base import BaseGGUFWeightsAdapter, GGUFLoadSpec
 from vllm_gguf_plugin.weights_adapter.default import GGUFWeightsAdapter
 from vllm_gguf_plugin.weights_adapter.gemma3 import Gemma3GGUFAdapter
 
+from service.engines.vllm import platform
 from service.engines.vllm.weights import Named, Progress, TensorFiles, dequantise, stream
 from service.gguf.glm_dsa import ARCHITECTURE
 from service.gguf.header import GgufHeader, read_header
@@ -60,7 +60,7 @@ class GlmDsaAdapter(BaseGGUFWeightsAdapter):  # type: ignore[misc]
             pipeline_parallel=parallel.pipeline_parallel_size,
             attention="sparse" if sparse else "dense",
             mtp=mtp,
-            quantised_kernels=not current_platform.is_cpu(),
+            quantised_kernels=platform.quantised_kernels(),
         )
         faults = refusals(self._header, setup)
         if self._header.architecture != ARCHITECTURE:
@@ -68,7 +68,7 @@ class GlmDsaAdapter(BaseGGUFWeightsAdapter):  # type: ignore[misc]
         if faults:
             raise ValueError("this file cannot be served like this: " + "; ".join(faults))
         self._plan = weights_plan(
-            self._header, "mtp" if mtp else "main", indexer=sparse, dequantise_all=current_platform.is_cpu()
+            self._header, "mtp" if mtp else "main", indexer=sparse, dequantise_all=not platform.quantised_kernels()
         )
         self.load_spec = GGUFLoadSpec(
             weights_source=[str(file) for file in self._header.files],
@@ -162,7 +162,7 @@ def _refuse(model_path: str) -> None:
         tensor_parallel=parallel.tensor_parallel_size,
         expert_parallel=parallel.enable_expert_parallel,
         pipeline_parallel=parallel.pipeline_parallel_size,
-        quantised_kernels=not current_platform.is_cpu(),
+        quantised_kernels=platform.quantised_kernels(),
     )
     faults = refusals(read_header(Path(model_path)), setup)
     if faults:
@@ -200,6 +200,6 @@ class PlainOtherAdapter(_Plain, OtherAdapter):
 
 def adapters() -> list[type[BaseGGUFWeightsAdapter]]:
     """In the order in which they are asked."""
-    if current_platform.is_cpu():
+    if not platform.quantised_kernels():
         return [GlmDsaAdapter, PlainLlamaAdapter, PlainGemma3Adapter, PlainOtherAdapter]
     return [GlmDsaAdapter, LlamaAdapter, Gemma3Adapter, OtherAdapter]

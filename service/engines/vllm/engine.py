@@ -124,7 +124,7 @@ class VllmEngine:
             raise UserError(f"vLLM cannot serve {self._path}: {reason}") from failure
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        layer = self._open()
+        layer = self.layer
         body: dict[str, Any] = orjson.loads(request.body)
         for ours in ("service_tier", "metadata", "store"):
             body.pop(ours, None)
@@ -150,7 +150,9 @@ class VllmEngine:
             await answers.aclose()  # type: ignore[attr-defined]
             self._leave()
 
-    def _open(self) -> Layer:
+    @property
+    def layer(self) -> Layer:
+        """vLLM itself. Raises EngineFailed before `load` and after `close`."""
         if self._layer is None:
             raise EngineFailed("vLLM is not loaded")
         return self._layer
@@ -168,12 +170,12 @@ class VllmEngine:
 
     async def tokenize(self, body: bytes) -> bytes:
         ask: dict[str, Any] = orjson.loads(body)
-        answer = await self._open().tokenize({**ask, "model": self._served})
+        answer = await self.layer.tokenize({**ask, "model": self._served})
         return orjson.dumps({key: answer[key] for key in ("tokens", "count", "max_model_len")})
 
     async def detokenize(self, body: bytes) -> bytes:
         ask: dict[str, Any] = orjson.loads(body)
-        answer = await self._open().detokenize({"tokens": ask["tokens"], "model": self._served})
+        answer = await self.layer.detokenize({"tokens": ask["tokens"], "model": self._served})
         return orjson.dumps({"prompt": answer["prompt"]})
 
     def stats(self) -> EngineStats:

@@ -112,6 +112,10 @@ class Layer:
         except Exception as fault:
             raise translate(fault) from fault
         if isinstance(result, ErrorResponse):
+            # vLLM turns a cancel that reaches it inside a whole answer into "Client disconnected".
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
             raise error_of(result.error.model_dump())
         return result
 

@@ -24,7 +24,9 @@ def apply() -> None:
     """Cure all that can be cured in this process."""
     from vllm.platforms import current_platform
 
-    _exact_layer_names(plain_platform=current_platform.is_cpu())
+    from service.engines.vllm import platform
+
+    _exact_layer_names(plain_platform=not platform.quantised_kernels())
     _rank_of_merged_columns()
     _sorted_shards()
     if current_platform.is_cpu():

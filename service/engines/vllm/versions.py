@@ -33,6 +33,8 @@ def check_versions(found: Mapping[str, str], *, gguf: bool, allow_other: bool) -
     wanted = {"vllm": VLLM, "torch": TORCH} | ({"vllm-gguf-plugin": PLUGIN} if gguf else {})
     for name, right in wanted.items():
         if name not in found:
+            if allow_other:
+                continue
             raise UserError(f"{name} is not installed: pip install 'glm5-serve[gpu]'")
         base = found[name].split("+")[0]
         if base != right and not base.startswith(right + ".") and not allow_other:
