@@ -103,7 +103,8 @@ class Update:
 def updates(before: bytes, now: bytes) -> list[Update]:
     """What changed between two snapshots of one process (`before` may be empty), for a sink that takes increments.
 
-    A histogram is given as the counters that it is made of: `_bucket` (with `le`), `_sum` and `_count`.
+    Counters come where they grew; gauges always, for Ray's agent forgets one that is not said again. A histogram is
+    given as the counters that it is made of: `_bucket` (with `le`), `_sum` and `_count`.
     """
     old = (_read(before) if before else None) or {}
     found: list[Update] = []
@@ -126,7 +127,7 @@ def updates(before: bytes, now: bytes) -> list[Update]:
                 past_value = then if isinstance(then, int | float) else 0
                 if value > past_value:
                     found.append(Update(name, "counter", pairs, value - past_value))
-            elif value != then:
+            else:
                 found.append(Update(name, "gauge", pairs, float(value)))
     return found
 

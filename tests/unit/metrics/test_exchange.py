@@ -127,7 +127,7 @@ def test_updates_replayed_give_the_same_totals() -> None:
         assert all(update.value > 0 for update in found if update.kind == "counter")
         replay(found, sink)
         last = now
-    assert updates(last, snapshot(metrics)) == []
+    assert {update.kind for update in updates(last, snapshot(metrics))} == {"gauge"}  # said again each time
     ours = {k: v for k, v in read(metrics).items() if v}
     assert {k: v for k, v in sink.items() if v} == pytest.approx(
         {k: v for k, v in ours.items() if k[0] != "glm_metrics_snapshots_ignored"}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from typing import get_args
 
 import pytest
 
 from service.errors import EngineFailed, Overloaded
 from service.http.backend import Served
 from service.metrics.declared import Metrics
-from service.metrics.labels import ERROR_CODES, LOAD_PHASES, OUTCOMES, ROUTING_REASONS, phase_label
+from service.metrics.labels import ERROR_CODES, LOAD_PHASES, OUTCOMES, ROUTING_REASONS, SCALING_REASONS, phase_label
 from service.metrics.recorders import ControlRecorder, IngressRecorder, ReplicaRecorder, outcome_of
 from service.types import Chunk, EngineStats
 from tests.unit.metrics.read import Clock, by, read, total, value
@@ -107,10 +108,12 @@ def test_a_cancel_by_our_deadline_is_not_a_client_that_left() -> None:
     assert by(read(metrics), "glm_requests_total", "outcome") == {"client_gone": 1, "deadline_exceeded": 1}
 
 
-def test_routing_reasons_are_in_the_closed_set() -> None:
+def test_reasons_of_routing_and_scaling_are_in_the_closed_sets() -> None:
     from service.routing import pick
+    from service.scaling import policy
 
     assert set(pick.REASONS) < set(ROUTING_REASONS)
+    assert set(get_args(policy.Reason)) < set(SCALING_REASONS)
 
 
 async def test_a_client_that_leaves_a_generator() -> None:
