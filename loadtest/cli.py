@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
     from loadtest.session import Wishes
     from loadtest.store import Run
 
@@ -194,7 +197,7 @@ def ab(
         title = f"{side} {repeat + 1}/{repeats} "
         with console.status(f"{title}starting") as status:
 
-            def waiting(seconds: float, status=status, title=title) -> None:  # type: ignore[no-untyped-def]
+            def waiting(seconds: float, status: Status = status, title: str = title) -> None:
                 status.update(f"{title}loading, {seconds:.0f} s")
 
             log = out / f"serve-{side}-{repeat + 1}.log"
@@ -311,7 +314,7 @@ def _code(run: Run) -> int:
     return OK if well and run.levels else NO
 
 
-def _stderr():  # type: ignore[no-untyped-def]
+def _stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
@@ -334,7 +337,7 @@ def _show_run(run: Run, json: bool) -> None:
     rows = tables.sweep_rows(run.levels)
     console = Console()
     if console.is_terminal:
-        console.print(tables.terminal(rows, run.label))
+        console.print(tables.terminal(rows, run.label, console.width))
     else:
         typer.echo(tables.markdown(rows))
     for level in run.levels:
@@ -357,6 +360,6 @@ def _show_comparison(result: object, markdown: bool, json: bool) -> None:
     if markdown or not console.is_terminal:
         typer.echo(tables.markdown(comparing.rows(result)))
     else:
-        console.print(tables.terminal(comparing.rows(result), result.quantity.name))
+        console.print(tables.terminal(comparing.rows(result), result.quantity.name, console.width))
     for warning in result.warnings:
         typer.echo(f"note: {warning}")

@@ -17,7 +17,7 @@ from loadtest.wire import Connection, Meter, connect
 
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 2.0
-_GIVE_UP = 25  # failures of one lane in a row, without any success of the shard
+_GIVE_UP = 12  # failures of one lane in a row, without any success of the shard
 
 
 @dataclass
@@ -163,8 +163,9 @@ class Client:
     def _prompt(self, number: int) -> Prompt:
         work, level = self.share.workload, self.share.level
         if work.dataset:
-            # Shards count from different millions: the remainder walks through the file in order within each.
-            return work.dataset[(number + number // 1_000_000 * 7919) % len(work.dataset)]
+            # In order, from another place for each level and shard, so that few prompts come twice.
+            start = level.index * 4099 + number // 1_000_000 * 7919
+            return work.dataset[(start + number % 1_000_000) % len(work.dataset)]
         return Prompt(self._writer.prompt(f"{level.index} {level.repeat} {number}", work.words))
 
 

@@ -18,6 +18,7 @@ from loadtest.records import Record
 from loadtest.wire import Meter, Target, connect
 from service.errors import UserError
 
+_OPTIONAL = {"ignore_eos": ", so answers may end early", "continuous_usage_stats": ""}
 _SHORT, _LONG = 40, 160  # words of the two calibrating prompts
 
 
@@ -59,11 +60,15 @@ def probe(target: Target, workload: Workload, timeout_s: float) -> Probe:
 async def _probe(target: Target, workload: Workload, timeout_s: float) -> Probe:
     notes: list[str] = []
     record = await _ask(target, workload, _text(workload, _SHORT, "a"), 1, timeout_s)
-    for name in ("ignore_eos", "chunk_usage"):
-        field = {"ignore_eos": "ignore_eos", "chunk_usage": "continuous_usage_stats"}[name]
-        if record.status in (400, 422) and getattr(workload, name) and field in record.detail:
-            workload = replace(workload, **{name: False})
-            notes.append(f"the server refuses {field}: answers may end early")
+    for field in _OPTIONAL:
+        without = replace(
+            workload,
+            ignore_eos=workload.ignore_eos and field != "ignore_eos",
+            chunk_usage=workload.chunk_usage and field != "continuous_usage_stats",
+        )
+        if record.status in (400, 422) and field in record.detail and without != workload:
+            workload = without
+            notes.append(f"the server refuses {field}: it is left out" + _OPTIONAL[field])
             record = await _ask(target, workload, _text(workload, _SHORT, "a"), 1, timeout_s)
     _require(target, record)
     if not workload.dataset:

@@ -107,7 +107,8 @@ def load(path: Path) -> Run:
 
 def _spread(raw: dict[str, Any]) -> Spread:
     """JSON has no NaN: what another tool did not say is null in the file."""
-    return Spread(**{key: float("nan") if value is None else value for key, value in raw.items()})
+    told: dict[str, Any] = {key: float("nan") if value is None else value for key, value in raw.items()}
+    return Spread(**told)
 
 
 def _level(raw: dict[str, Any]) -> LevelSummary:

@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
@@ -84,7 +84,11 @@ def measure_level(settings: Settings, level: Level, watcher: Watcher) -> tuple[O
         return outcome, None
     received = sum(record.output_tokens for record in outcome.records)
     wait_s = 0.0 if outcome.interrupted else 3.0
-    return outcome, counters.settle(settings.counters_at, key, before, received, wait_s)
+    try:
+        return outcome, counters.settle(settings.counters_at, key, before, received, wait_s)
+    except KeyboardInterrupt:
+        outcome.interrupted = True  # the level is whole, only its second opinion is missing
+        return outcome, None
 
 
 def summarise(
@@ -119,7 +123,7 @@ def run_level(settings: Settings, level: Level, watcher: Watcher) -> Outcome:
         with _interrupt_ignored():  # the shards inherit this: Ctrl-C reaches them only through us
             for share in parts:
                 ours, theirs = context.Pipe()
-                process = context.Process(target=shard_main, args=(theirs, share), daemon=True)
+                process: BaseProcess = context.Process(target=shard_main, args=(theirs, share), daemon=True)
                 process.start()
                 theirs.close()
                 processes.append(process)
@@ -183,14 +187,15 @@ def _collect(pipes: list[Connection], on_live: Callable[[list[Live]], None]) -> 
             deadline = time.monotonic() + _STOP_DEADLINE_S
             for pipe in pipes:
                 if pipe not in results:
-                    pipe.send(("stop",))
+                    with suppress(OSError):
+                        pipe.send(("stop",))
         if deadline is not None and time.monotonic() > deadline:
             raise UserError("the load processes did not stop in time; this level was not kept")
     return [results[pipe] for pipe in pipes], interrupted
 
 
 @contextmanager
-def _interrupt_ignored():  # type: ignore[no-untyped-def]
+def _interrupt_ignored() -> Iterator[None]:
     """SIGINT ignored for the block; a no-op outside the main thread, where Python cannot set handlers."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -11,6 +11,8 @@ from loadtest.verdict import LevelSummary
 if TYPE_CHECKING:
     from rich.table import Table
 
+_SPARED = {"req/s", "ITL p50 / p99, ms", "E2EL p50 / p95, s", "client busy", "counts"}
+
 Rows = list[list[str]]
 """First row: headings."""
 
@@ -92,13 +94,16 @@ def markdown(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def terminal(rows: Rows, title: str = "") -> Table:
+def terminal(rows: Rows, title: str = "", width: int = 200) -> Table:
+    """Where the whole table is wider than `width`, the columns that can be spared are left to table.md."""
     from rich.table import Table
 
-    head, *body = rows
+    head = rows[0]
+    needed = sum(max(len(row[i]) for row in rows) + 3 for i in range(len(head)))
+    shown = [i for i, name in enumerate(head) if needed <= width or name not in _SPARED]
     table = Table(title=title or None)
-    for name in head:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in body:
-        table.add_row(*row, style="red" if row[-1] == "NO" else None)
+    for i in shown:
+        table.add_column(head[i], justify="right")
+    for row in rows[1:]:
+        table.add_row(*(row[i] for i in shown), style="red" if row[-1] == "NO" else None)
     return table

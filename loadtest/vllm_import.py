@@ -26,7 +26,7 @@ _NEEDED = ("duration", "completed", "output_throughput", "request_throughput")
 def read(path: Path) -> dict[str, Any]:
     """Raises UserError when the file is no result of vllm bench serve."""
     try:
-        raw = orjson.loads(path.read_bytes())
+        raw: dict[str, Any] = orjson.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
@@ -40,8 +40,8 @@ def read(path: Path) -> dict[str, Any]:
 def level(raw: dict[str, Any], index: int, slo: dict[str, float]) -> tuple[LevelSummary, list[Record]]:
     """One file is one level."""
     concurrency = int(raw.get("max_concurrency") or raw.get("max_concurrent_requests") or 0)
-    rate = raw.get("request_rate")
-    rate = float(rate) if rate not in (None, "inf") and not raw.get("max_concurrency") else 0.0
+    asked = str(raw.get("request_rate") or "inf")
+    rate = 0.0 if asked == "inf" or raw.get("max_concurrency") else float(asked)
     records = _records(raw, concurrency, rate)
     if records:
         source = "vllm bench serve, per request"
