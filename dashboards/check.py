@@ -19,6 +19,7 @@ ALERTS = HERE / "alerts.yml"
 _GROUPING = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
 _BRACES = r'\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}'
 _NAME = re.compile(rf"(?<![\w$:.])([a-zA-Z_:][a-zA-Z0-9_:]*)\s*({_BRACES})?\s*(\()?")
+_STRING = re.compile(rf'({_BRACES})|"(?:[^"\\]|\\.)*"')
 _MATCHER = re.compile(r'([a-zA-Z_]\w*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"')
 _WORDS = frozenset({"and", "or", "unless", "offset", "bool", "inf", "nan"})
 _OPERATORS = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
@@ -64,7 +65,8 @@ def expressions(rules: Mapping[str, Any]) -> list[Expression]:
 
 def uses(expression: str) -> Iterator[Use]:
     """The selectors of a PromQL expression."""
-    for match in _NAME.finditer(_GROUPING.sub(" ", expression)):
+    bare = _STRING.sub(lambda found: found[1] or " ", _GROUPING.sub(" ", expression))
+    for match in _NAME.finditer(bare):
         name, braces, called = match.groups()
         if (called and not braces) or name.lower() in _WORDS or name in _OPERATORS:
             continue

@@ -27,8 +27,8 @@ class Query:
 class Panel:
     """`help` is the panel's (i): what the figure means and what it is not. `unit` is one of Grafana's unit ids.
 
-    `bars` shows instant values by the label `by`, one bar group per value and one bar per query. `red` is the value
-    from which a stat is red (below it, where `red_below`).
+    `bars` shows instant values by the label `by`, whose values are numbers: one group of bars for each, one bar in it
+    per query; `beside` are the other labels. `red` is the value from which a stat is red (below it, where `red_below`).
     """
 
     title: str
@@ -40,6 +40,7 @@ class Panel:
     height: int = 8
     stacked: Literal["", "normal", "percent"] = ""
     by: str = ""
+    beside: tuple[str, ...] = ()
     low: float | None = 0.0
     high: float | None = None
     red: float | None = None
@@ -205,14 +206,21 @@ def _bars(panel: Panel) -> Any:
         .calcs([])
     )
     many = len(panel.queries) > 1
-    values = [f"Value #{chr(65 + at)}" if many else "Value" for at in range(len(panel.queries))]
+    at = range(1, len(panel.queries) + 1)
+    values = [f"Value #{chr(64 + number)}" if many else "Value" for number in at]
     names = dict(zip(values, (query.legend for query in panel.queries), strict=True))
-    times = {f"Time {at + 1}" if many else "Time": True for at in range(len(panel.queries))}
+    hidden = [f"{name} {number}" if many else name for name in ("Time", *panel.beside) for number in at]
     made = _bounds(barchart.Panel(), panel).x_field(panel.by).show_value(VisibilityMode.AUTO).legend(legend)
+    number, text = (
+        {"conversions": [{"targetField": panel.by, "destinationType": kind}]} for kind in ("number", "string")
+    )
     for kind, options in (
         ("joinByField", {"byField": panel.by, "mode": "outer"}),
-        ("organize", {"excludeByName": {"Time": True, **times}, "renameByName": names}),
+        ("organize", {"excludeByName": dict.fromkeys(hidden, True), "renameByName": names}),
+        # Grafana sorts text as text, 17 before 2; and a bar chart names its bars by text.
+        ("convertFieldType", number),
         ("sortBy", {"sort": [{"field": panel.by}]}),
+        ("convertFieldType", text),
     ):
         made = made.with_transformation(DataTransformerConfig(id_val=kind, options=options))
     return made

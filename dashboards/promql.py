@@ -40,6 +40,11 @@ def at_concurrency(window: str = WINDOW, offset: str = "") -> str:
     return f"{tokens} / ({seconds} > 0)"
 
 
+def with_lower_bound(expression: str) -> str:
+    """Adds the label `from`: the first number of `concurrency` (3 for 3-4), which can be sorted as a number."""
+    return f'label_replace({expression}, "from", "$1", "concurrency", "([0-9]+).*")'
+
+
 def share_within(budget_s: float, *by: str) -> str:
     """Share of streamed requests whose first token came within the budget (a bucket's bound)."""
     within = total(rate("glm_ttft_seconds_bucket", f'{POOL},le="{budget_s}"'), *by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dashboards import native
 from dashboards import promql as q
 from dashboards.panels import Board, Panel, Query, Row, Variable
 
@@ -11,7 +12,7 @@ def board() -> Board:
         uid="glm5-serving",
         title="GLM-5 Serving",
         about="One service: its promises, its traffic, its speed at each concurrency, and what its parts decide.",
-        rows=(_slo(), _throughput(), _traffic(), _latency(), _router(), _scaling(), _engine(), _decode(), _native()),
+        rows=(_slo(), _throughput(), _traffic(), _latency(), _router(), _scaling(), _engine(), _decode(), native.row()),
         variables=(
             Variable("job", "job", "glm_replica_starts_total"),
             Variable("pool", "pool", 'glm_replica_starts_total{job="$job"}', many=True),
@@ -80,13 +81,15 @@ def _throughput() -> Row:
             Panel(
                 "The curve: last hour against 7 days ago",
                 "The same figure over the last hour, and over the same hour a week ago. Bars shorter than last week's "
-                "at the same concurrency are a loss of speed, whatever the traffic.",
-                (Query(q.at_concurrency("1h"), "last hour"), Query(q.at_concurrency("1h", q.WEEK), "7 days ago")),
-                "suffix: tok/s",
-                "bars",
-                width=12,
-                height=9,
-                by="concurrency",
+                "at the same concurrency are a loss of speed, whatever the traffic. Bars stand at their bucket's first "
+                "number: 3 is 3 to 4 at once.",
+                (
+                    Query(q.with_lower_bound(q.at_concurrency("1h")), "last hour"),
+                    Query(q.with_lower_bound(q.at_concurrency("1h", q.WEEK)), "7 days ago"),
+                ),
+                *("suffix: tok/s", "bars", 12, 9),
+                by="from",
+                beside=("concurrency",),
             ),
             Panel(
                 "Share of decoding time at each concurrency",
@@ -345,54 +348,6 @@ def _decode() -> Row:
                     Query(q.total(q.rate("glm_speculative_accepted_tokens_total"), "pool"), "kept, {{pool}}"),
                 ),
                 "suffix: tok/s",
-                width=6,
-            ),
-        ),
-    )
-
-
-def _native() -> Row:
-    return Row(
-        "The engines' own figures",
-        (
-            Panel(
-                "vLLM: running, waiting",
-                "vLLM's scheduler.",
-                (
-                    Query("sum(vllm:num_requests_running)", "running"),
-                    Query("sum(vllm:num_requests_waiting)", "waiting"),
-                ),
-                width=6,
-            ),
-            Panel(
-                "vLLM: KV cache and preemptions",
-                "A preempted request lost its KV cache and is computed again.",
-                (
-                    Query("max(vllm:kv_cache_usage_perc)", "KV in use"),
-                    Query("sum(rate(vllm:num_preemptions_total[$__rate_interval]))", "preemptions per s"),
-                ),
-                width=6,
-            ),
-            Panel(
-                "vLLM: step size",
-                "Tokens in one step of the scheduler, prompts included.",
-                (
-                    Query(
-                        "histogram_quantile(0.5, sum by (le) "
-                        "(rate(vllm:iteration_tokens_total_bucket[$__rate_interval])))",
-                        "p50",
-                    ),
-                ),
-                width=6,
-            ),
-            Panel(
-                "llama.cpp: tok/s, busy and deferred",
-                "llama.cpp's own counters of predicted tokens, its busy slots and its deferred requests.",
-                (
-                    Query("sum(rate(llamacpp:tokens_predicted_total[$__rate_interval]))", "tok/s"),
-                    Query("sum(llamacpp:requests_processing)", "processing"),
-                    Query("sum(llamacpp:requests_deferred)", "deferred"),
-                ),
                 width=6,
             ),
         ),

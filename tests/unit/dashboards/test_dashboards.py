@@ -135,6 +135,8 @@ def test_the_reader_of_promql() -> None:
     text = 'sum by (le) (rate(a:b_total{x="y{z}",job=~"$job"}[$__rate_interval] offset 7d)) / (c_d > 0) or vector(1e3)'
     assert list(check.uses(text)) == [check.Use("a:b_total", (("x", "y{z}"), ("job", "$job"))), check.Use("c_d", ())]
     assert check.grouping_labels(text) == {"le"}
+    replaced = 'label_replace(x_y{z="nosuch{"}, "from", "$1", "concurrency", "([0-9]+).*")'
+    assert list(check.uses(replaced)) == [check.Use("x_y", (("z", "nosuch{"),))]
 
 
 def test_the_command_says_yes_and_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
