@@ -23,13 +23,15 @@ def bind_replica() -> None:
     import ray
     from ray.serve._private import replica
 
-    if ray.util.get_node_ip_address() != LOOPBACK:
+    internals: Any = replica
+    utilities: Any = ray.util
+    if utilities.get_node_ip_address() != LOOPBACK:
         return
-    add_port = replica.add_port_to_grpc_server
+    add_port = internals.add_port_to_grpc_server
     if isinstance(add_port, functools.partial):
         return
 
     def on_loopback(open_port: Any, server: Any, address: str) -> Any:
         return open_port(server, address.replace("[::]", LOOPBACK))
 
-    replica.add_port_to_grpc_server = functools.partial(on_loopback, add_port)
+    internals.add_port_to_grpc_server = functools.partial(on_loopback, add_port)

@@ -32,5 +32,5 @@ HONOURED: dict[str, frozenset[str]] = {
     "llamacpp": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls"},
     "vllm": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls", "echo"},
     # The simulated engine draws no samples: the sampling fields change nothing there, by its nature.
-    "simulated": _COMMON | _SAMPLING,
+    "simulated": _COMMON | _SAMPLING - {"logprobs", "top_logprobs"},
 }

@@ -23,7 +23,7 @@ import xllamacpp
 
 from service.engines.assemble import Assembler
 from service.engines.fields import HONOURED
-from service.engines.llamacpp_tools import Gatherer, wants_tools, wrap
+from service.engines.llamacpp_tools import Gatherer, must_call, wants_tools, wrap
 from service.engines.llamacpp_wire import Meter, error_from, request_body
 from service.engines.options import LlamaCppOptions
 from service.engines.protocol import Report
@@ -105,7 +105,7 @@ class LlamaCppEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         asked: dict[str, Any] = orjson.loads(request.body)
         gatherer = None
-        if wants_tools(asked) and not self._template_has_tools:
+        if wants_tools(asked) and (not self._template_has_tools or must_call(asked)):
             asked, gatherer = wrap(asked), Gatherer()
         body = request_body(asked, self._context)
         call = _Call(self, request.endpoint, body, asyncio.get_running_loop())

@@ -1,6 +1,7 @@
-"""Tool calls for models whose chat template knows none.
+"""Tool calls for models whose chat template knows none, and calls that are demanded.
 
-llama.cpp formats and parses tool calls where the template supports them; elsewhere it ignores `tools` without a word.
+llama.cpp formats and parses tool calls where the template supports them; elsewhere it ignores `tools` without a word,
+and a demanded call (`tool_choice` "required" or a name) it does not enforce.
 There we do it ourselves: a system message describes the tools, a JSON schema forces the answer into either a
 call or a reply, and the finished JSON becomes OpenAI's message. Such an answer arrives in one piece, not token by token.
 """
@@ -18,12 +19,15 @@ def wants_tools(body: dict[str, Any]) -> bool:
     return bool(body.get("tools")) and body.get("tool_choice") != "none"
 
 
+def must_call(body: dict[str, Any]) -> bool:
+    """The answer has to be a call, not a reply."""
+    return body.get("tool_choice") not in (None, "auto", "none")
+
+
 def wrap(body: dict[str, Any]) -> dict[str, Any]:
     """The same request without tools: system message and schema instead. Raises BadRequest beside a schema."""
     if (body.get("response_format") or {}).get("type") not in (None, "text"):
-        raise BadRequest(
-            "this model's chat template has no tools: tools and response_format exclude each other"
-        )
+        raise BadRequest("this model's chat template has no tools: tools and response_format exclude each other")
     choice = body.get("tool_choice") or "auto"
     functions = [tool["function"] for tool in body["tools"]]
     if isinstance(choice, dict):

@@ -59,7 +59,7 @@ async def test_stream_gets_an_error_event_and_the_queue_survives(fragile: Servic
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in began)), 60)
         queued = asyncio.create_task(follow(client, short, asyncio.Event()))
         await asyncio.sleep(0.5)
-        (replica,) = [p for p in fragile.processes("ServeReplica:glm5:shared")]
+        (replica,) = fragile.processes("ServeReplica:glm5:shared")
         killed = time.monotonic()
         replica.kill()
         broken = await asyncio.wait_for(asyncio.gather(*running_streams), 30)

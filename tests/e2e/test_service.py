@@ -94,8 +94,13 @@ def hang_up_after_send(service: Service, body: dict[str, Any]) -> socket.socket:
     host, port = service.url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     raw = socket.create_connection((host, int(port)), timeout=10)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    raw.sendall(head.encode() + data)
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: x",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    ]
+    raw.sendall("\r\n".join([*head, "", ""]).encode() + data)
     return raw
 
 

@@ -8,9 +8,8 @@ from service.errors import _FAMILY, ContextOverflow, Overloaded, ServiceError
 from service.types import Chunk, EngineRequest
 
 u32 = st.integers(0, 2**32 - 1)
-requests = st.builds(
-    EngineRequest, st.text(max_size=40), st.sampled_from(["chat", "completions"]), st.binary(max_size=300), st.booleans()
-)
+endpoints = st.sampled_from(["chat", "completions"])
+requests = st.builds(EngineRequest, st.text(max_size=40), endpoints, st.binary(max_size=300), st.booleans())
 chunks = st.builds(Chunk, st.binary(max_size=200), u32, u32, u32, u32, u32)
 
 
