@@ -124,7 +124,7 @@ class RayBackend:
         with self._recorder.request(request.endpoint, request.stream) as meter:
             caller = self._keys.find(context.credential)
             choice = self._choose(Wish(context.requested_tier, context.mode, caller.ceiling))
-            with caller.spend(context) as budget:
+            with caller.spend() as budget:
                 gate = self._gates[choice.pool]
                 async with gate.slot(request.id, choice.tier, request.timeout_s) as waited:
                     served = Served(choice.tier, choice.pool, waited)

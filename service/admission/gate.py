@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from service.admission.queue import SlotQueue, Ticket
@@ -16,33 +16,53 @@ from service.types import Tier
 class Gate:
     """One pool's slots, for the tasks of one event loop."""
 
-    def __init__(self, *, capacity: int, reserved: int, bound: int) -> None:
+    def __init__(
+        self, *, capacity: int, reserved: int, bound: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._queue = SlotQueue(capacity, reserved, bound)
         self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._since: dict[str, float] = {}
+        """When each running request got its slot."""
+        self._clock = clock
         self.rate = ServiceRate()
 
     @property
     def queue(self) -> SlotQueue:
         return self._queue
 
-    def resize(self, capacity: int) -> None:
-        if capacity != self._queue.capacity:
-            self._admit(self._queue.resize(capacity))
+    def resize(self, capacity: int, reserved: int | None = None) -> None:
+        if (capacity, reserved) != (self._queue.capacity, self._queue.reserved):
+            self._admit(self._queue.resize(capacity, reserved))
 
     def expected_wait_s(self, tier: Tier) -> float:
-        """What a request that came now would wait, seconds; 0 where a slot is free."""
-        if self._queue.running < self._queue.capacity and not self._queue.waiting:
+        """What a request that came now would wait, seconds; 0 where a slot is free for it."""
+        if self._queue.fits(tier):
             return 0.0
-        return self.rate.wait_s(self._queue.waiting_ahead(tier), self._queue.capacity)
+        ahead = self._queue.waiting_ahead(tier)
+        # Where a reserved slot is free but not for this tier, the others must end first.
+        return max(0.001, self.rate.wait_s(ahead, self._queue.open_to(tier), self._ages()))
+
+    def oldest_wait_s(self, tier: Tier) -> float:
+        """How long the longest waiting request of `tier` has waited, seconds."""
+        arrivals = [ticket.arrived for ticket in self._queue.tickets if ticket.tier == tier]
+        return self._clock() - min(arrivals) if arrivals else 0.0
+
+    def held_longer_than(self, seconds: float) -> Iterable[str]:
+        """Requests that have held their slot for that long."""
+        before = self._clock() - seconds
+        return [id for id, since in self._since.items() if since <= before]
 
     @asynccontextmanager
-    async def slot(self, id: str, tier: Tier, timeout_s: float) -> AsyncIterator[float]:
-        """Hold a slot; yields the seconds waited. Raises Overloaded (queue full) or DeadlineExceeded."""
-        arrived = time.monotonic()
-        ticket = Ticket(id, tier, arrived + timeout_s)
+    async def slot(self, id: str, tier: Tier, timeout_s: float, tokens: int = 0) -> AsyncIterator[float]:
+        """Hold a slot; yields the seconds waited. Raises Overloaded (queue full) or DeadlineExceeded.
+
+        Leaving the block, in whatever way, gives the slot to the next.
+        """
+        arrived = self._clock()
+        ticket = Ticket(id, tier, arrived + timeout_s, arrived, tokens)
         answer = self._queue.offer(ticket)
         if answer == "full":
-            after = self.rate.retry_after_s(self._queue.waiting, self._queue.capacity)
+            after = self.rate.retry_after_s(self._queue.waiting, self._queue.capacity, self._ages())
             raise Overloaded(
                 f"all {self._queue.capacity} slots are busy and {self._queue.waiting} requests wait; "
                 f"try again in {after:.0f} s",
@@ -50,11 +70,12 @@ class Gate:
             )
         if answer == "waiting":
             await self._wait(ticket, timeout_s)
-        started = time.monotonic()
+        started = self._since[id] = self._clock()
         try:
             yield started - arrived
         finally:
-            now = time.monotonic()
+            now = self._clock()
+            del self._since[id]
             self.rate.finished(now - started, now)
             self._admit(self._queue.release(id))
 
@@ -81,6 +102,11 @@ class Gate:
         for ticket in tickets:
             waiter = self._waiters.get(ticket.id)
             if waiter is None or waiter.done():
+                # Its task was cancelled in this very turn of the loop and has not yet said so.
                 self._admit(self._queue.release(ticket.id))
             else:
                 waiter.set_result(None)
+
+    def _ages(self) -> list[float]:
+        now = self._clock()
+        return [now - since for since in self._since.values()]

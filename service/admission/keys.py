@@ -1,4 +1,9 @@
-"""API keys: who a caller is and what they may take. The file holds hashes; a key itself is never kept or logged."""
+"""API keys: who a caller is and what they may take. The file holds hashes; a key itself is never kept or logged.
+
+Each ingress process counts for itself and enforces its share of a key's limits (rounded up), so that together they
+never exceed a limit by more than the number of ingresses less one; a caller whose connections all end at one of two
+ingresses gets half.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +55,21 @@ class Limits(Protocol):
 
 @dataclass(eq=False)
 class Caller:
-    """One key's live books in this process. `spent`: (when, tokens) within the last minute."""
+    """One key's live books in this process. `spent`: (when, tokens) within the last minute. `processes`: how many share
+    the key's limits."""
 
     name: str
     ceiling: Tier
     concurrency: int | None = None
     tokens_per_minute: int | None = None
+    processes: int = 1
     running: int = 0
     spent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @contextmanager
-    def spend(self, context: object = None) -> Iterator[Spending]:
+    def spend(self) -> Iterator[Spending]:
         """Hold one place of the caller's concurrency. Raises QuotaExceeded."""
-        if self.concurrency is not None and self.running >= self.concurrency:
+        if self.concurrency is not None and self.running >= -(-self.concurrency // self.processes):
             raise QuotaExceeded(f"this key may run {self.concurrency} requests at once", retry_after_s=1.0)
         if self.tokens_per_minute is not None:
             self._check_tokens(time.monotonic())
@@ -73,20 +80,22 @@ class Caller:
             self.running -= 1
 
     def _check_tokens(self, now: float) -> None:
+        """What was used counts: a request that starts within the limit may end beyond it, and the next one waits."""
         assert self.tokens_per_minute is not None
+        limit = -(-self.tokens_per_minute // self.processes)
         while self.spent and self.spent[0][0] <= now - WINDOW_S:
             self.spent.popleft()
         used = sum(tokens for _, tokens in self.spent)
-        if used < self.tokens_per_minute:
+        if used < limit:
             return
-        over, after = used - self.tokens_per_minute, 1.0
+        over, after = used - limit, 1.0
         for when, tokens in self.spent:
             over -= tokens
             after = max(1.0, when + WINDOW_S - now)
             if over < 0:
                 break
         raise QuotaExceeded(
-            f"this key used {used} of {self.tokens_per_minute} tokens in the last minute; try again in {after:.0f} s",
+            f"this key used {used} of {limit} tokens in the last minute; try again in {after:.0f} s",
             retry_after_s=after,
         )
 
@@ -108,6 +117,38 @@ class Spending:
             spent.append((now, tokens))
 
 
+def read_entries(path: Path) -> list[KeyEntry]:
+    """The keys file. Raises UserError where it is missing or wrong; the message names entries, never their hashes."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+    except OSError as fault:
+        raise UserError(f"keys file {path}: {fault.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(f"keys file {path} is not YAML") from None
+    if not isinstance(tree, list):
+        raise UserError(f"keys file {path} must be a list of keys (name, sha256, ...); glm5 keys add writes it")
+    entries = []
+    for at, item in enumerate(tree):
+        try:
+            entries.append(KeyEntry.model_validate(item))
+        except ValidationError as fault:
+            what = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'entry'}: {e['msg']}" for e in fault.errors())
+            raise UserError(f"keys file {path}, entry {at + 1}: {what}") from None
+    for what in ("name", "sha256"):
+        seen: set[str] = set()
+        for entry in entries:
+            value = getattr(entry, what)
+            if value in seen:
+                raise UserError(f"keys file {path}: two entries have the same {what} (the second is {entry.name!r})")
+            seen.add(value)
+    return entries
+
+
+def digest(credential: str) -> bytes:
+    """SHA-256 of a key as presented; a longer one than any real key is cut, so that hashing costs nothing."""
+    return hashlib.sha256(credential[:MAX_KEY_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+
+
 class KeyRing:
     """Finds the caller behind a credential."""
 
@@ -118,6 +159,11 @@ class KeyRing:
             for e in entries
         ]
 
+    def divide(self, processes: int) -> None:
+        """This process is one of so many that share every key's limits."""
+        for _, _, caller in self._entries:
+            caller.processes = max(1, processes)
+
     @staticmethod
     def load(limits: Limits) -> KeyRing:
         """Raises UserError where the file is missing or wrong."""
@@ -126,15 +172,7 @@ class KeyRing:
             if anonymous is None:
                 raise UserError("admission: anonymous is false and keys_file is empty, so nobody could ask anything")
             return KeyRing([], anonymous)
-        path = Path(limits.keys_file).expanduser()
-        try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8")) or []
-            entries = [KeyEntry.model_validate(item) for item in tree]
-        except OSError as fault:
-            raise UserError(f"keys file {path}: {fault.strerror}") from None
-        except (yaml.YAMLError, ValidationError, TypeError) as fault:
-            raise UserError(f"keys file {path} is not a list of keys (name, sha256, ...): {fault}") from None
-        return KeyRing(entries, anonymous)
+        return KeyRing(read_entries(Path(limits.keys_file).expanduser()), anonymous)
 
     def find(self, credential: str | None) -> Caller:
         """Raises Unauthorized. Every entry is compared, in constant time each, whichever matches."""
@@ -142,11 +180,11 @@ class KeyRing:
             if self._anonymous is None:
                 raise Unauthorized("an API key is needed: send the header Authorization: Bearer KEY")
             return self._anonymous
-        digest = hashlib.sha256(credential[:MAX_KEY_CHARACTERS].encode("utf-8", "surrogatepass")).digest()
+        presented = digest(credential)
         found: Caller | None = None
         expires: float | None = None
         for known, until, caller in self._entries:
-            if hmac.compare_digest(known, digest):
+            if hmac.compare_digest(known, presented):
                 found, expires = caller, until
         if found is None:
             raise Unauthorized("the API key is not known")

@@ -6,35 +6,43 @@ Order of waiting: tier first (priority, default, flex), then the earliest deadli
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from service.types import TIERS, Tier
 
 Answer = Literal["in", "waiting", "full"]
+RANK: Mapping[Tier, int] = {tier: rank for rank, tier in enumerate(TIERS)}
+SLACK = 64
+"""Entries of tickets that left, beyond as many as still wait, before the heap is built anew."""
 
 
 @dataclass(frozen=True, slots=True, order=False)
 class Ticket:
-    """A request at the door. `deadline` is on the caller's clock, seconds."""
+    """A request at the door. `arrived` and `deadline`: seconds on the caller's clock; `tokens`: its longest answer."""
 
     id: str
     tier: Tier
     deadline: float
+    arrived: float = 0.0
+    tokens: int = 0
 
 
 class SlotQueue:
     """`capacity` slots, of which the last `reserved` are for priority alone; at most `bound` tickets wait.
 
-    Every method that can free or add a slot returns the tickets that it lets in, in order.
+    Every method that can free or add a slot returns the tickets that it lets in, in order. An id is used once.
     """
 
     def __init__(self, capacity: int, reserved: int, bound: int) -> None:
         self._capacity, self._reserved, self._bound = capacity, reserved, bound
         self._running: dict[str, Tier] = {}
-        self._waiting: list[tuple[int, float, int, Ticket]] = []
-        self._present: dict[str, Tier] = {}
+        self._ordinary = 0
+        """Running requests that are not priority."""
+        self._heap: list[tuple[int, float, int, Ticket]] = []
+        self._present: dict[str, Ticket] = {}
+        self._count: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._arrivals = 0
 
     @property
@@ -42,71 +50,98 @@ class SlotQueue:
         return self._capacity
 
     @property
+    def reserved(self) -> int:
+        return self._reserved
+
+    @property
     def running(self) -> int:
         return len(self._running)
+
+    @property
+    def running_ids(self) -> Iterable[str]:
+        return self._running.keys()
 
     @property
     def waiting(self) -> int:
         return len(self._present)
 
+    @property
+    def tickets(self) -> Iterable[Ticket]:
+        """Those that wait, in order of arrival."""
+        return self._present.values()
+
     def waiting_ahead(self, tier: Tier) -> int:
-        """Tickets that a new one of `tier` would find before it."""
-        rank = TIERS.index(tier)
-        return sum(1 for other in self._present.values() if TIERS.index(other) <= rank)
+        """Tickets that a new one of `tier` with a late deadline would find before it."""
+        return sum(self._count[other] for other in TIERS[: RANK[tier] + 1])
+
+    def open_to(self, tier: Tier) -> int:
+        """Slots that `tier` may take when nobody else runs. One is open to everybody, however small the share is."""
+        return self._capacity if tier == "priority" else min(self._capacity, max(1, self._capacity - self._reserved))
+
+    def fits(self, tier: Tier) -> bool:
+        """Whether a newcomer of `tier` would get a slot at once."""
+        return self._fits(tier) and not self.waiting_ahead(tier)
 
     def offer(self, ticket: Ticket) -> Answer:
         """A slot now, a place in the queue, or neither (then nothing is kept)."""
-        if self._fits(ticket.tier) and not self.waiting_ahead(ticket.tier):
-            self._running[ticket.id] = ticket.tier
+        assert ticket.id not in self._running and ticket.id not in self._present, ticket.id
+        if self.fits(ticket.tier):
+            self._enter(ticket)
             return "in"
         if len(self._present) >= self._bound:
             return "full"
         self._arrivals += 1
-        self._present[ticket.id] = ticket.tier
-        heapq.heappush(self._waiting, (TIERS.index(ticket.tier), ticket.deadline, self._arrivals, ticket))
+        self._present[ticket.id] = ticket
+        self._count[ticket.tier] += 1
+        heapq.heappush(self._heap, (RANK[ticket.tier], ticket.deadline, self._arrivals, ticket))
         return "waiting"
 
     def release(self, id: str) -> list[Ticket]:
         """A request ended (or never began). Unknown ids are ignored: release is idempotent."""
-        self._running.pop(id, None)
+        tier = self._running.pop(id, None)
+        if tier is not None and tier != "priority":
+            self._ordinary -= 1
         return self._fill()
 
     def withdraw(self, id: str) -> list[Ticket]:
         """A waiting request gave up."""
-        self._present.pop(id, None)
+        self._leave(id)
+        # What left stays in the heap until it surfaces; under a load that never lets it, that would be for ever.
+        if len(self._heap) > 2 * len(self._present) + SLACK:
+            self._heap = [entry for entry in self._heap if entry[3].id in self._present]
+            heapq.heapify(self._heap)
         return self._fill()
 
-    def resize(self, capacity: int) -> list[Ticket]:
+    def resize(self, capacity: int, reserved: int | None = None) -> list[Ticket]:
         """The pool grew or shrank. Running requests keep their slots; a shrunken pool drains into its new size."""
         self._capacity = capacity
-        return self._fill()
-
-    def reconcile(self, alive: Iterable[str]) -> list[Ticket]:
-        """Keep only the running requests that are really alive; the rest of the books is a leak."""
-        keep = set(alive)
-        for id in [id for id in self._running if id not in keep]:
-            del self._running[id]
+        self._reserved = self._reserved if reserved is None else reserved
         return self._fill()
 
     def _fits(self, tier: Tier) -> bool:
         if len(self._running) >= self._capacity:
             return False
-        if tier == "priority":
-            return True
-        others = sum(1 for t in self._running.values() if t != "priority")
-        # At least one slot is open to everybody, however small this ingress's share of a pool is.
-        return others < max(1, self._capacity - self._reserved)
+        return tier == "priority" or self._ordinary < self.open_to(tier)
+
+    def _enter(self, ticket: Ticket) -> None:
+        self._running[ticket.id] = ticket.tier
+        self._ordinary += ticket.tier != "priority"
+
+    def _leave(self, id: str) -> None:
+        ticket = self._present.pop(id, None)
+        if ticket is not None:
+            self._count[ticket.tier] -= 1
 
     def _fill(self) -> list[Ticket]:
         entered: list[Ticket] = []
-        while self._waiting:
-            ticket = self._waiting[0][3]
+        while self._heap:
+            ticket = self._heap[0][3]
             if ticket.id not in self._present:
-                heapq.heappop(self._waiting)
+                heapq.heappop(self._heap)
             elif self._fits(ticket.tier):
-                heapq.heappop(self._waiting)
-                del self._present[ticket.id]
-                self._running[ticket.id] = ticket.tier
+                heapq.heappop(self._heap)
+                self._leave(ticket.id)
+                self._enter(ticket)
                 entered.append(ticket)
             else:
                 # The head is of the best tier that waits; if it does not fit, nobody behind it does.
