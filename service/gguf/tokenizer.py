@@ -33,8 +33,10 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "deepseek-r1-qwen": (_BY_ONE,),
     "stablelm2": (_BY_ONE,),
 }
-# These look a whole word up before merging, and begin with BOS unless the header says otherwise.
-_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3"})
+# These look a whole word up before they merge.
+_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "glm4"})
+# These begin with BOS unless the header says otherwise.
+_BOS_BY_DEFAULT = frozenset({"llama-bpe", "llama3"})
 
 
 def tokenizer_json(header: GgufHeader) -> dict[str, Any]:
@@ -117,8 +119,8 @@ def _byte_level(header: GgufHeader, tokens: list[str], types: list[int]) -> dict
     if pre not in SPLITS:
         raise GgufError(header.path, "key tokenizer.ggml.pre", f"{pre!r} is not supported ({', '.join(SPLITS)} are)")
     added = _added(tokens, types, frozenset({CONTROL, USER_DEFINED}))
-    aside = {entry["id"] for entry in added}
-    vocab = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if i not in aside and kind != UNUSED}
+    # Special ones too: an added token that the model does not know would get an id past the end.
+    vocab = {token: number for number, token in enumerate(tokens) if types[number] != UNUSED}
     merges = [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
     for number, merge in enumerate(merges):
         if len(merge) != 2:
@@ -128,7 +130,7 @@ def _byte_level(header: GgufHeader, tokens: list[str], types: list[int]) -> dict
     splits = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in SPLITS[pre]
     ]
-    bos = _begins_with_bos(header, default=pre in _WHOLE_WORDS_FIRST)
+    bos = _begins_with_bos(header, default=pre in _BOS_BY_DEFAULT)
     return {
         "added_tokens": added,
         "normalizer": None,

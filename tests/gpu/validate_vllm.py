@@ -171,16 +171,15 @@ def start(case: Case, args: argparse.Namespace, work: Path, visible: str, refere
         VARIABLE: case.faults,
     }
     command = [sys.executable, "-m", "tests.gpu.validate_vllm", "--case", str(path), json.dumps(case.options)]
-    with log.open("wb") as stream:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [*command, case.faults, reference, str(out)],
-                env=environment,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=CASE_TIMEOUT_S,
-                check=False,
-            )
+    with log.open("wb") as stream, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [*command, case.faults, reference, str(out)],
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=CASE_TIMEOUT_S,
+            check=False,
+        )
     tree = json.loads(out.read_text()) if out.is_file() else {"broken": f"no result; see {log.name}"}
     return Result(case, tree, log.read_text(errors="replace"))
 
