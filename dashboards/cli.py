@@ -14,6 +14,7 @@ from service.errors import UserError
 app = typer.Typer(
     help="Grafana dashboards and Prometheus alerts: build the files, check every metric name, push to a Grafana.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 TOKEN_VARIABLE = "GLM5_GRAFANA_TOKEN"

@@ -40,7 +40,9 @@ def keep(board: str, prometheus: str, variables: Mapping[str, str], start: float
                 panels.append(
                     {
                         **{name: getattr(panel, name) for name in ("title", "unit", "kind", "stacked", "low", "high")},
-                        "width": panel.width, "height": panel.height, "series": series,
+                        "width": panel.width,
+                        "height": panel.height,
+                        "series": series,
                     }
                 )
     return {"title": shown.title, "from": start, "to": end, "panels": panels}
