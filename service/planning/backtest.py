@@ -23,7 +23,7 @@ from service.planning import hardware
 from service.planning.calibration import FILE
 from service.planning.fit import least_squares
 from service.planning.hardware import DATA
-from service.planning.settings import VLLM_REFERENCE_CAPTURE_SIZES, Calibration, EngineSettings, Family
+from service.planning.settings import Calibration, EngineSettings, Family
 from service.planning.sources import model_shape
 from service.planning.step_model import StepModel
 
@@ -117,9 +117,7 @@ def _published(family: Family, mtp: bool) -> StepModel:
 @lru_cache(maxsize=2)
 def _reference(graphs: bool) -> StepModel:
     """vLLM's default of 256 sequences caps the table: its rows at 256 and 1024 users agree within 6 %."""
-    settings = EngineSettings(
-        tp=8, kernels="plugin", graphs=graphs, capture_sizes=VLLM_REFERENCE_CAPTURE_SIZES, slots=256
-    )
+    settings = EngineSettings(tp=8, kernels="plugin", graphs=graphs, slots=256)
     return StepModel(model_shape("glm-5"), hardware.box("8x-rtx-pro-6000-reference"), settings)
 
 
@@ -131,7 +129,7 @@ def predict(row: Row, calibration: Calibration, acceptance: float | None = None)
         model = _published(row.family, row.mtp)
         if acceptance is not None and row.mtp:
             model = replace(model, settings=replace(model.settings, acceptance=acceptance))
-    return replace(model, calibration=calibration, _cache={}).tokens_per_s(row.concurrency, row.context)
+    return replace(model, calibration=calibration).tokens_per_s(row.concurrency, row.context)
 
 
 def nvfp4_calibration(values: Sequence[float]) -> tuple[Calibration, float]:

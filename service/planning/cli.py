@@ -94,6 +94,117 @@ def plan(
         raise typer.Exit(1)
 
 
+@explain_app.command()
+def explain(
+    url: Annotated[str, typer.Option(help="Where the service is.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="GGUF file or shape; default: as the service says.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Box of the catalogue or preflight JSON. Default: this machine's CPU, measured.")
+    ] = None,
+    pool: Annotated[str | None, typer.Option(help="Pool; default: the one that decoded most.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, max=3600, help="Watch so long; 0: since the service began.")] = 5.0,
+    kernels: Annotated[str, typer.Option(help="hybrid, plugin, marlin or bf16 (vLLM).")] = "hybrid",
+    eager: Annotated[bool, typer.Option("--eager", help="The service runs without CUDA graphs.")] = False,
+    mtp: Annotated[int, typer.Option(min=0, max=16, help="Draft tokens that the service uses.")] = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="torch profiler trace of one rank, for the measured split.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Split the live service's decode step, predicted beside measured, and name the culprit.
+
+    Reads /metrics twice and /v1/models once. Run it while the service decodes (glm5 load makes load). The last line
+    says what limits the step and which setting would help most, by the step model.
+
+    Exit 0, 1 if nothing was decoded in that time, 2 for bad input.
+    """
+    from rich.console import Console
+
+    from service.planning import live
+    from service.planning.explain import explain as split
+    from service.planning.show_explain import explanation_json, show_explanation
+    from service.planning.trace import read_trace
+
+    profile = read_trace(trace) if trace else None
+    card = live.card(url)
+    wish = live.Wish(model, hardware, kernels, graphs=not eager, draft_tokens=mtp)
+    with Console(stderr=True).status("reading the service's metrics"):
+        before, now = live.scrapes(url, seconds)
+        described = live.model_of(card, wish, url, now)
+    found = split(described, before, now, pool or live.busiest(before, now), profile)
+    if json_:
+        typer.echo(json.dumps(explanation_json(found), indent=1))
+    else:
+        show_explanation(found, described, Console())
+    if found.measured_s is None:
+        raise typer.Exit(1)
+
+
+@simulate_app.command()
+def simulate(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="CSV (arrived_s, prompt_tokens, output_tokens[, tier, mode]), an Azure LLM "
+            "trace, or poisson:RATE:SECONDS[:PROMPT:OUTPUT[:PRIORITY_SHARE]]."
+        ),
+    ],
+    boxes: Annotated[int, typer.Option(min=1, max=65536, help="Boxes; each holds one replica.")] = 1,
+    latency_boxes: Annotated[int, typer.Option(min=0, help="Of these, boxes of the latency pool. 0: one pool.")] = 0,
+    profile: Annotated[Path | None, typer.Option(help="Take slots, queue and routing from this profile.")] = None,
+    model: Annotated[str, typer.Option(help="Shape or GGUF file.")] = "glm-5",
+    hardware: HardwareOption = "8x-rtx-pro-6000",
+    mtp: Annotated[bool, typer.Option("--mtp", help="Speculative decoding outside the throughput pool.")] = False,
+    scale: Annotated[
+        bool, typer.Option("--scale", help="Start with half of the boxes and let the policy scale.")
+    ] = False,
+    load_s: Annotated[float, typer.Option(min=0, help="Seconds that a new replica loads.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Longest wait for a slot, seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Of the arrivals and of the choice between replicas.")] = 1,
+    json_: JsonOption = False,
+) -> None:
+    """Run a trace through a simulated fleet in virtual time.
+
+    Routing, admission and scaling are the service's own code; replicas take their step and prefill times from the step
+    model. Example: `glm5 simulate poisson:400:600 --boxes 256 --latency-boxes 64`.
+
+    Exit 0, 1 if requests were refused or timed out, 2 for bad input.
+    """
+    import time
+
+    from rich.console import Console
+
+    from service.planning import fleet_report, workload
+    from service.planning import simulate as runner
+    from service.planning.show_fleet import show_report
+
+    config = None
+    if profile is not None:
+        from service.config import load
+
+        config = load(profile)
+    arrivals = workload.read(trace, seed)
+    if not arrivals:
+        raise UserError(f"{trace} holds no requests")
+    wish = runner.FleetWish(boxes, latency_boxes, model, hardware, mtp, scale, load_s, timeout, seed)
+    runner.specs(wish, config)
+    began = time.perf_counter()
+    with Console(stderr=True).status("simulating") as status:
+
+        def progress(now: float, done: int) -> None:
+            status.update(f"simulating: {done:,} of {len(arrivals):,} requests, {now:,.0f} s of virtual time")
+
+        run = runner.simulate(arrivals, wish, config, progress)
+    wall = time.perf_counter() - began
+    found = fleet_report.report(run)
+    if json_:
+        typer.echo(json.dumps(fleet_report.report_json(found, wall), indent=1))
+    else:
+        show_report(found, wall, Console())
+    if found.outcomes.get("ok", 0) < found.requests:
+        raise typer.Exit(1)
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)

@@ -20,7 +20,8 @@ def pyplot() -> ModuleType:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    return plt
+    module: ModuleType = plt
+    return module
 
 
 def plot_plan(plan: Plan, path: Path) -> None:

@@ -30,16 +30,21 @@ def profile_tree(plan: Plan, model_path: str) -> dict[str, Any]:
 
 
 def engine_options(mode: Mode) -> dict[str, Any]:
-    """Fields of VllmOptions for the mode; only those that VllmOptions knows."""
+    """Fields of VllmOptions for the mode that differ from its defaults. `attention` stays auto where it is dense: the
+    engine knows up to which context dense is exact."""
     s = mode.settings
-    wished = {
+    wished: dict[str, Any] = {
         "tensor_parallel": s.tp,
+        "mode": "balanced"
+        if mode.aim == "throughput" and s.slots <= 64
+        else mode.aim.replace("latency", "interactivity"),
         "cuda_graphs": s.graphs,
-        "draft_tokens": s.draft_tokens,
-        "kv_cache_dtype": "fp8" if s.kv_value_bytes == 1 else "auto",
-        "batched_tokens": s.prefill_chunk,
+        "mtp_tokens": s.draft_tokens,
+        "attention": "sparse" if s.attention == "sparse" else "auto",
+        "kv_type": "fp8" if s.kv_value_bytes == 1 else "auto",
     }
-    return {k: v for k, v in wished.items() if k in VllmOptions.model_fields}
+    defaults = VllmOptions()
+    return {k: v for k, v in wished.items() if getattr(defaults, k, v) != v}
 
 
 def profile_text(plan: Plan, model_path: str) -> str:

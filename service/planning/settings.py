@@ -14,7 +14,6 @@ FAMILIES: tuple[Family, ...] = ("plugin", "marlin", "hybrid", "bf16", "nvfp4-cut
 
 # vLLM 0.29 captures 1, 2, 4, then every 8 to 256, then every 16 to 512 (and pads a batch up to the next size).
 VLLM_CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-VLLM_REFERENCE_CAPTURE_SIZES = (1, 2, 4, 8, 16, *range(24, 257, 8), *range(272, 513, 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     dense_layers: int = 0
     attention_width: int = 0
-    _roles_of: dict[tuple[int, str, str], list[RoleBytes]] = field(default_factory=dict, compare=False, repr=False)
+    _roles_of: dict[tuple[int, str, str], list[RoleBytes]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     @cached_property
     def file_bytes(self) -> int:

@@ -68,7 +68,8 @@ class StepModel:
     box: Box
     settings: EngineSettings
     calibration: Calibration = field(default_factory=Calibration)
-    _cache: dict[int, StepSplit] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[int, tuple[StepSplit, float]] = field(init=False, default_factory=dict, compare=False, repr=False)
+    _prompts: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.settings.tp > self.box.gpus:
@@ -83,14 +84,13 @@ class StepModel:
         """Seconds of a step with `running` requests that hold `context_tokens` tokens of context together."""
         if running < 1:
             return 0.0
-        base = self._base(running)
-        return base.total + self._kv_s(context_tokens)
+        return self._base(running)[1] + self._kv_s(context_tokens)
 
     def split(self, running: int, context_tokens: int = 0) -> StepSplit:
         """The same step by cause; `split(...).total == decode_step_s(...)`."""
         if running < 1:
             return StepSplit(0, 0, 0, 0, 0, 0, 0)
-        return replace(self._base(running), kv=self._kv_s(context_tokens))
+        return replace(self._base(running)[0], kv=self._kv_s(context_tokens))
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to compute a prompt of `tokens` tokens alone, in chunks of settings.prefill_chunk."""
@@ -152,10 +152,12 @@ class StepModel:
     def _how(self) -> tuple[int, Any, Any]:
         return self.settings.tp, self.settings.attention, self.settings.runtime
 
-    def _base(self, running: int) -> StepSplit:
+    def _base(self, running: int) -> tuple[StepSplit, float]:
+        """The split without KV reads, and its sum."""
         found = self._cache.get(running)
         if found is None:
-            found = self._cache[running] = self._compute(running)
+            split = self._compute(running)
+            found = self._cache[running] = (split, split.total)
         return found
 
     def _compute(self, running: int) -> StepSplit:
@@ -183,12 +185,16 @@ class StepModel:
         return floor, total - floor
 
     def _kv_s(self, context_tokens: float) -> float:
+        return context_tokens * self._kv_token_s
+
+    @cached_property
+    def _kv_token_s(self) -> float:
         per_token = self.shape.kv_bytes_per_token(
             self.settings.tp, self.settings.kv_value_bytes, self.settings.attention
         )
         if self.settings.attention == "sparse":  # reads index keys of all tokens, values of at most index_topk
             per_token = min(per_token, self.shape.layers * self.shape.index_elements + per_token * 0.05)
-        return context_tokens * per_token / (self.box.gpu.bandwidth * self.calibration.kv_efficiency)
+        return per_token / (self.box.gpu.bandwidth * self.calibration.kv_efficiency)
 
     def _draft_s(self, running: int) -> float:
         """k passes of the MTP layer, one token a request each, and the head each time."""
@@ -209,6 +215,12 @@ class StepModel:
         return s.draft_tokens * seconds
 
     def _prompt_step(self, tokens: int) -> float:
+        found = self._prompts.get(tokens)
+        if found is None:
+            found = self._prompts[tokens] = self._compute_prompt(tokens)
+        return found
+
+    def _compute_prompt(self, tokens: int) -> float:
         weights, excess = self._weights(tokens)
         compute = 2 * self.shape.active_parameters * tokens / self.settings.tp / self.box.gpu.flops
         gaps = 0.0 if self.settings.runtime == "llamacpp" else self.shape.layers * self.calibration.eager_layer_s

@@ -70,7 +70,7 @@ def fewer_gpus(model: StepModel, tp: int | None = None) -> Refusal:
     """Judging a smaller tensor-parallel group by bandwidth alone. `tp` defaults to half of the model's."""
     shape, now = model.shape, model.settings.tp
     tp = tp or max(1, now // 2)
-    other = replace(model, settings=replace(model.settings, tp=tp), _cache={})
+    other = replace(model, settings=replace(model.settings, tp=tp))
     step, slower = model.split(1), other.split(1)
     extra_gb = (other.read_bytes(1) - model.read_bytes(1)) / 1e9
     by_weights = slower.weights + slower.kernels - step.weights - step.kernels
