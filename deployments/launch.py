@@ -8,11 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.cluster import cluster, free_port, require_port
 from service.config import Config
 from service.errors import UserError
+
+if TYPE_CHECKING:
+    from deployments.board import Board
 
 POLL_S = 0.25
 STATUS_S = 2.0
@@ -36,7 +39,8 @@ def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
                 ready(f"http://{'127.0.0.1' if config.http.host == '0.0.0.0' else config.http.host}:{port}")
             while not stop.wait(1.0):
                 pass
-            say("stopping", "running answers are cut; a second Ctrl-C does not wait")
+            drain(config, say)
+            say("stopping", "")
 
 
 @contextlib.contextmanager
@@ -54,6 +58,27 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def drain(config: Config, say: Say) -> None:
+    """Take no new requests and let the running ones end, up to the pools' `drain_s`. A second signal cuts them."""
+    from ray import serve as ray_serve
+
+    from deployments.app import NAME
+    from deployments.board import INTERVAL_S, Board
+
+    board = Board()
+    time.sleep(INTERVAL_S + POLL_S)  # until the board knows of a request that began just now
+    deadline = time.monotonic() + max(pool.drain_s for pool in config.pools.values())
+    if _running(board):
+        ray_serve.delete(NAME, _blocking=False)
+    while (left := _running(board)) and time.monotonic() < deadline:
+        say("draining", f"{left} answers still run; Ctrl-C again cuts them")
+        time.sleep(POLL_S)
+
+
+def _running(board: Board) -> int:
+    return sum(post.stats.running for post in board.posts_now() or [] if post.stats)
 
 
 def start(config: Config, stop: threading.Event, say: Say) -> None:

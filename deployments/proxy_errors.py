@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.middleware import Middleware
 
-from service.errors import EngineFailed, NotFound, NotReady, ServiceError
+from service.errors import EngineFailed, NotReady, ServiceError
 
 IMPORT_PATH = "deployments.proxy_errors.middlewares"
 
@@ -45,9 +45,8 @@ class Envelope:
 
 async def _send_envelope(send: Any, status: int) -> None:
     error: ServiceError
-    if status == 404:
-        error = NotFound("no such path; the service answers under /v1")
-    elif status in (502, 503, 504):
+    # Our own 404s are JSON and pass through: the proxy's means that the application is not there (yet, or any more).
+    if status in (404, 502, 503, 504):
         error = NotReady("the service has no front process that can answer yet", retry_after_s=2.0)
     else:
         error = EngineFailed("the front process was lost while it held this request")

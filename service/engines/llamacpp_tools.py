@@ -2,8 +2,8 @@
 
 llama.cpp formats and parses tool calls where the template supports them; elsewhere it ignores `tools` without a word,
 and a demanded call (`tool_choice` "required" or a name) it does not enforce.
-There we do it ourselves: a system message describes the tools, a JSON schema forces the answer into either a
-call or a reply, and the finished JSON becomes OpenAI's message. Such an answer arrives in one piece, not token by token.
+There we do it ourselves: a system message describes the tools, a JSON schema forces the answer into either a call or a
+reply, and the finished JSON becomes OpenAI's message. Such an answer arrives in one piece, not token by token.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ ASM = False is the same arithmetic in plain Triton, for the interpreter and for 
 Guard against fp16's range. Tokens are fed as fp16. That is exact for bf16 values from 2^-14 to 65504, but beyond it
 they become infinite. A column of the accumulator that met an infinite token is never finite (inf * 0 is NaN), so each
 program looks at its accumulator once: if it is not finite, or so small that the tokens must have been subnormal, it
-does its work again with each token scaled by a power of two. The usual case pays one reduction per tile.
+does its work again with each token scaled by a power of two. The usual case pays one reduction. The second copy of the
+loop would cost registers, and so occupancy: launchers cap them (`registers`), and what spills is used outside the loop.
 """
 
 from __future__ import annotations
@@ -176,43 +177,22 @@ def _plain(p, p2, h, s, a, b, J: tl.constexpr, r32, FORM: tl.constexpr):
 
 
 @triton.jit
-def tokens(x, shadow, k, K, row_ok, factor, MASK_K: tl.constexpr, SHADOW: tl.constexpr, SCALED: tl.constexpr):
-    """fp16 tile [32, BM] of tokens k..k+31. x: pointers [1, BM] to each token's first element (shadow likewise).
-
-    SHADOW: an infinite x stands for the bf16 value at the same place of `shadow`. SCALED: times `factor` [BM].
-    """
+def tokens(x, k, K, row_ok, factor, MASK_K: tl.constexpr, SCALED: tl.constexpr):
+    """fp16 tile [32, BM] of tokens k..k+31, if SCALED times `factor` [BM]. x: pointers [1, BM] to each token's first element."""
     r = k + tl.arange(0, 32)[:, None]
     ok = row_ok[None, :] & (r < K) if MASK_K else row_ok[None, :] & (r >= 0)
     v = tl.load(x + r, mask=ok, other=0.0)
     if SCALED:
-        v = v.to(tl.float32)
-        if SHADOW:
-            v = tl.where(tl.abs(v) < float("inf"), v, tl.load(shadow + r, mask=ok, other=0.0).to(tl.float32))
-        v = v * factor[None, :]
+        v = v.to(tl.float32) * factor[None, :]
     return v.to(tl.float16)
 
 
 @triton.jit
-def accumulate(
-    acc, low, high, scales, N, rn, x, shadow, K, row_ok, factor, first, COUNT,
-    FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr, SHADOW: tl.constexpr, SCALED: tl.constexpr,
-    ASM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """acc [BN, BM] += W[rn, ks] . x[ks, tokens] over COUNT units of UNIT pieces from unit `first`."""
-    for i in tl.range(0, COUNT, num_stages=STAGES):
-        acc = unit_dot(
-            acc, low, high, scales, N, rn, x, shadow, K, row_ok, factor, first + i, FORM, UNIT, MASK_K, SHADOW,
-            SCALED, ASM, BN,
-        )  # fmt: skip
-    return acc
-
-
-@triton.jit
 def unit_dot(
-    acc, low, high, scales, N, rn, x, shadow, K, row_ok, factor, unit, FORM: tl.constexpr, UNIT: tl.constexpr,
-    MASK_K: tl.constexpr, SHADOW: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr,
+    acc, low, high, scales, N, rn, x, K, row_ok, factor, unit, FORM: tl.constexpr, UNIT: tl.constexpr,
+    MASK_K: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """acc += one unit: UNIT pieces of 64 columns of W from column `unit * UNIT * 64`."""
+    """acc [BN, BM] += one unit of W[rn, :] . x: UNIT pieces of 64 columns from column `unit * UNIT * 64`."""
     r32 = tl.arange(0, 32)
     h = 0
     if FORM == 5:
@@ -222,8 +202,28 @@ def unit_dot(
         if FORM == 6 and J % 2 == 0:
             h = tl.load(high + (unit * (UNIT // 2) + J // 2) * N * 32 + rn[:, None] * 32 + r32[None, :])
         lo, hi = piece(low, h, scales, N, kb, J, rn, FORM, ASM, BN)
-        acc = tl.dot(lo, tokens(x, shadow, kb * 64, K, row_ok, factor, MASK_K, SHADOW, SCALED), acc)
-        acc = tl.dot(hi, tokens(x, shadow, kb * 64 + 32, K, row_ok, factor, MASK_K, SHADOW, SCALED), acc)
+        acc = tl.dot(lo, tokens(x, kb * 64, K, row_ok, factor, MASK_K, SCALED), acc)
+        acc = tl.dot(hi, tokens(x, kb * 64 + 32, K, row_ok, factor, MASK_K, SCALED), acc)
+    return acc
+
+
+@triton.jit
+def product(
+    low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
+    ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """W[rn, ks] . x[ks, tokens] over COUNT units from unit `first`: fp32 [BN, BM] before `alpha`, guarded."""
+    one = tl.full([BM], 1.0, tl.float32)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for i in tl.range(0, COUNT, num_stages=STAGES):
+        acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, one, first + i, FORM, UNIT, MASK_K, False, ASM, BN)
+    if suspicious(acc, FORM):
+        factor, back = powers(largest(x, K, row_ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, BM))
+        acc = tl.zeros([BN, BM], tl.float32)
+        for again in tl.range(0, COUNT, num_stages=1):
+            acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, factor, first + again, FORM, UNIT, MASK_K, True,
+                           ASM, BN)  # fmt: skip
+        acc = acc * back[None, :]
     return acc
 
 
@@ -245,17 +245,18 @@ def suspicious(acc, FORM: tl.constexpr):
 
 
 @triton.jit
-def token_scale(x, shadow, K, row_ok, first, COLUMNS, MASK_K: tl.constexpr, SHADOW: tl.constexpr,
-                BM: tl.constexpr):  # fmt: skip
-    """(factor, back) [BM]: powers of two, factor * back = 1, factor * largest |token| in [1, 2); slow, seldom run."""
+def largest(x, K, row_ok, first, COLUMNS, MASK_K: tl.constexpr, BM: tl.constexpr):
+    """Largest |token| [BM] over COLUMNS columns from `first`."""
     most = tl.zeros([BM], tl.float32)
     for k in range(0, COLUMNS, 32):
         r = first + k + tl.arange(0, 32)[:, None]
         ok = row_ok[None, :] & (r < K) if MASK_K else row_ok[None, :] & (r >= 0)
-        v = tl.load(x + r, mask=ok, other=0.0).to(tl.float32)
-        if SHADOW:
-            v = tl.where(tl.abs(v) < float("inf"), v, tl.load(shadow + r, mask=ok, other=0.0).to(tl.float32))
-        most = tl.maximum(most, tl.max(tl.abs(v), 0))
-    # keep both powers normal: exponent field from 1 to 253
+        most = tl.maximum(most, tl.max(tl.abs(tl.load(x + r, mask=ok, other=0.0).to(tl.float32)), 0))
+    return most
+
+
+@triton.jit
+def powers(most):
+    """(factor, back): powers of two with factor * back = 1 and factor * most in [1, 2), kept normal."""
     field = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 1), 253)
     return ((254 - field) << 23).to(tl.float32, bitcast=True), (field << 23).to(tl.float32, bitcast=True)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from service.engines.vllm.kernels.choose import LinearTile
-from service.engines.vllm.kernels.decode import accumulate, piece, suspicious, token_scale
+from service.engines.vllm.kernels.decode import piece, powers, product
 from service.engines.vllm.kernels.repack import AFFINE5, SIGNED6, Packed
 
 COUNTERS = 4096
@@ -35,16 +35,9 @@ def linear_kernel(
     rn, rm = pn * BN + tl.arange(0, BN), pm * BM + tl.arange(0, BM)
     row_ok = rm < M
     xp = x + rm.to(tl.int64)[None, :] * K
-    one = tl.full([BM], 1.0, tl.float32)
-    acc = tl.zeros([BN, BM], tl.float32)
-    acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, row_ok, one, pk * COUNT, COUNT, FORM, UNIT, MASK_K,
-                     False, False, ASM, BN, STAGES)  # fmt: skip
-    if suspicious(acc, FORM):
-        factor, back = token_scale(xp, xp, K, row_ok, pk * COUNT * UNIT * 64, COUNT * UNIT * 64, MASK_K, False, BM)
-        acc = tl.zeros([BN, BM], tl.float32)
-        acc = accumulate(acc, low, high, scales, ROWS, rn, xp, xp, K, row_ok, factor, pk * COUNT, COUNT, FORM, UNIT,
-                         MASK_K, False, True, ASM, BN, 1)  # fmt: skip
-        acc = acc * back[None, :]
+    acc = product(
+        low, high, scales, ROWS, rn, xp, K, row_ok, pk * COUNT, COUNT, FORM, UNIT, MASK_K, ASM, BN, BM, STAGES
+    )
     acc = acc * alpha
     ok = row_ok[None, :] & (rn < N)[:, None]
     op = out + rm.to(tl.int64)[None, :] * N + rn[:, None]
@@ -100,12 +93,11 @@ def scale_kernel(x, out, back, K, BLOCK: tl.constexpr):
     most = tl.zeros([BLOCK], tl.float32)
     for k in range(0, K, BLOCK):
         most = tl.maximum(most, tl.abs(tl.load(x + m * K + k + r, mask=k + r < K, other=0.0).to(tl.float32)))
-    field = tl.minimum(tl.maximum(tl.max(most, 0).to(tl.int32, bitcast=True) >> 23, 1), 253)
-    factor = ((254 - field) << 23).to(tl.float32, bitcast=True)
+    factor, undo = powers(tl.max(most, 0))
     for k in range(0, K, BLOCK):
         v = tl.load(x + m * K + k + r, mask=k + r < K, other=0.0).to(tl.float32)
         tl.store(out + m * K + k + r, (v * factor).to(tl.float16), mask=k + r < K)
-    tl.store(back + m, (field << 23).to(tl.float32, bitcast=True))
+    tl.store(back + m, undo)
 
 
 @triton.jit
@@ -130,6 +122,11 @@ def unit(form: int, pieces: int) -> int:
 def asm_for(t: torch.Tensor) -> bool:
     """Whether to use the PTX path: everywhere but on the CPU, where Triton's interpreter runs plain Triton."""
     return t.device.type != "cpu"
+
+
+def registers(tile: LinearTile) -> int | None:
+    """Cap for small tiles, whose speed is occupancy: 24 warps a multiprocessor. None: let the compiler choose."""
+    return 80 if tile.bn * tile.bm <= 64 * 16 else None
 
 
 def linear(x: torch.Tensor, w: Packed, counters: torch.Tensor, tile: LinearTile | None) -> torch.Tensor:
@@ -157,7 +154,7 @@ def launch_linear(kernel: Any, x: torch.Tensor, w: Packed, out: torch.Tensor, co
     kernel[grid](
         x, w.low, w.high, w.scales, out, partial, counters, w.alpha, m, w.n, w.rows, w.k, units // tile.split,
         tile.split, JOIN=tile.split > 1, FORM=w.form, UNIT=step, MASK_K=w.pieces * 64 != w.k, ASM=asm_for(x), BN=tile.bn, BM=tile.bm,
-        STAGES=tile.stages, num_warps=tile.warps,
+        STAGES=tile.stages, num_warps=tile.warps, maxnreg=registers(tile),
     )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ import torch
 
 from service.engines.vllm.kernels import moe_device as device
 from service.engines.vllm.kernels.choose import MoeTile
-from service.engines.vllm.kernels.linear import COUNTERS, asm_for, unit
+from service.engines.vllm.kernels.linear import COUNTERS, asm_for, registers, unit
 from service.engines.vllm.kernels.repack import Packed
 
 CHUNK = 2048
-"""Tokens at a time. At GLM-5's hidden size and 8 experts a token: 200 MB of fp16, and as much shadow, untouched."""
+"""Tokens at a time. At GLM-5's hidden size and 8 experts a token: 200 MB of fp16."""
 
 Pick = Callable[[int], MoeTile]
 
@@ -76,8 +76,7 @@ def launch(
     """One chunk of `experts`, with the tiles given."""
     m, top_k = ids.shape
     has_map, ids_map = expert_map is not None, expert_map if expert_map is not None else ids
-    inner = torch.empty(m * top_k, w2.k, dtype=torch.float16, device=x.device)
-    shadow = torch.empty(m * top_k, w2.k, dtype=torch.bfloat16, device=x.device)
+    inner = torch.empty(m * top_k, w2.k, dtype=torch.float32, device=x.device)
     step13, step2 = unit(w13.form, w13.pieces), unit(w2.form, w2.pieces)
     units13, units2 = w13.pieces // step13, w2.pieces // step2
     n13, n2 = w13.rows // tile.w13.bn, w2.rows // tile.w2.bn
@@ -86,6 +85,7 @@ def launch(
     common13 = dict(
         FORM=w13.form, UNIT=step13, MASK_K=w13.pieces * 64 != w13.k, ASM=asm_for(x),
         BN=tile.w13.bn, BM=tile.w13.bm, STAGES=tile.w13.stages, num_warps=tile.w13.warps,
+        maxnreg=registers(tile.w13),
     )  # fmt: skip
     common2 = dict(
         UNITS=units2, FORM=w2.form, UNIT=step2, MASK_K=w2.pieces * 64 != w2.k,
@@ -96,11 +96,11 @@ def launch(
         assert n13 * m * top_k <= COUNTERS - 4 or split == 1, tile
         partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
         k.w13_pair[(n13, m * top_k, split)](
-            x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, shadow, partial, counters[4:],
+            x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
             w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1, HAS_MAP=has_map, **common13,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
-            inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
+            inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
             w2.rows, w2.pieces, TOPK=top_k,
             HAS_MAP=has_map, **common2,
         )  # fmt: skip
@@ -118,14 +118,11 @@ def launch(
     )  # fmt: skip
     k.w13_group[(n13, most_items)](
         x, w13.low, w13.high, w13.scales, w13.alpha, lists, counts, item_expert, item_block, items, weights, inner,
-        shadow, w13.k, w2.k, top_k, pairs, units13, w13.rows, w13.pieces, **common13,
+        w13.k, w2.k, top_k, pairs, units13, w13.rows, w13.pieces, **common13,
     )  # fmt: skip
     y = torch.empty(pairs, w2.n, dtype=torch.float16, device=x.device)
-    y_shadow = torch.empty(pairs, w2.n, dtype=torch.bfloat16, device=x.device)
     k.w2_group[(n2 // tile.loop, most_items)](
-        inner, shadow, w2.low, w2.high, w2.scales, w2.alpha, lists, counts, item_expert, item_block, items, y, y_shadow,
+        inner, w2.low, w2.high, w2.scales, w2.alpha, lists, counts, item_expert, item_block, items, y,
         w2.k, w2.n, pairs, w2.rows, w2.pieces, LOOP=tile.loop, **common2,
     )  # fmt: skip
-    k.sum[(m, -(-w2.n // 1024))](
-        y, y_shadow, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4
-    )
+    k.sum[(m, -(-w2.n // 1024))](y, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4)

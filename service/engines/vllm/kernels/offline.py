@@ -65,7 +65,7 @@ class Recorder:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource
 
-        options = {k: kwargs.pop(k) for k in ("num_warps",) if k in kwargs}
+        options = {k: kwargs.pop(k) for k in ("num_warps", "maxnreg") if k in kwargs}
         bound = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
         signature, constants, attributes = {}, {}, {}
         for i, parameter in enumerate(self.kernel.params):
