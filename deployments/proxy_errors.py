@@ -37,6 +37,8 @@ class Envelope:
                 if replacing:
                     await _send_envelope(send, message["status"])
                     return
+                # The proxy puts the same id on by itself.
+                message["headers"] = [h for h in message["headers"] if h[0] != b"x-request-id"]
             if not replacing:
                 await send(message)
 

@@ -113,7 +113,7 @@ AREAS = {
         "loadtest.cli",
         "Measure any OpenAI-compatible server: sweeps over concurrency, comparisons, gates, plots.",
     ),
-    "check": ("service.gguf.cli", "Say what a GGUF file is and whether it can be served right."),
+    "check": ("service.gguf.cli:check", "Say what a GGUF file is and whether it can be served right."),
     "plan": ("service.planning.cli:plan_app", "Predict fit, speed and best settings of a model on a machine."),
     "explain": ("service.planning.cli:explain_app", "Split the live service's decode step and name the culprit."),
     "simulate": ("service.planning.cli:simulate_app", "Run a trace through a simulated fleet in virtual time."),
@@ -132,6 +132,9 @@ def _mount(name: str, target: str, help: str) -> None:
     @app.command(name, help=help, context_settings=PASS)
     def run(context: typer.Context) -> None:
         area = getattr(import_module(module), attribute or "app")
+        if not isinstance(area, typer.Typer):
+            command, area = area, typer.Typer(add_completion=False, rich_markup_mode="rich")
+            area.command()(command)
         typer.main.get_command(area).main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
 
 
