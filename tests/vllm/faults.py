@@ -8,6 +8,7 @@ is what makes the plugin's loading code reachable in CI.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,64 +29,84 @@ def plugin_path(place: Path, *, faults: bool) -> str:
 
 def register() -> None:
     """The second plugin."""
-    from service.engines.vllm import patches, platform, plugin
+    put(set(filter(None, os.environ.get(VARIABLE, "").split(","))))
 
-    wanted = set(filter(None, os.environ.get(VARIABLE, "").split(",")))
+
+def put(wanted: set[str]) -> Callable[[], None]:
+    """Put these in force in this process, now; returns what takes them away again."""
     assert wanted <= set(NAMES), wanted
+    from service.engines.vllm import adapter, patches, platform, plugin
+    from service.gguf import plan
+
+    changes = _Changes()
     if "shards_unsorted" in wanted:
-        patches._sorted_shards = lambda: None
+        changes.set(patches, "_sorted_shards", lambda: None)
     if "rotary" in wanted:
-        patches._strided_rotary = lambda: None
+        changes.set(patches, "_strided_rotary", lambda: None)
     if "reference_kernels" in wanted:
-        platform.quantised_kernels = lambda: True
+        changes.set(platform, "quantised_kernels", lambda: True)
     plugin.register()
+    from vllm_gguf_plugin.quantization import linear
+    from vllm_gguf_plugin.quantization.params import _GGUFParamLoadMixin
+
     if "reference_kernels" in wanted:
-        _recure(patches)
-        _reference_kernels()
+        _recure(changes)
+        _reference_kernels(changes)
     if "rank_missing" in wanted:
-        from vllm_gguf_plugin.quantization.params import _GGUFParamLoadMixin as Mixin
-
         for name in ("load_merged_column_weight", "load_qkv_weight"):
-            _put_back(Mixin, name, patches)
+            changes.set(_GGUFParamLoadMixin, name, _uncured(getattr(_GGUFParamLoadMixin, name), patches._DONE))
     if "shards_unsorted" in wanted:
-        from vllm_gguf_plugin.quantization import linear
-
         # As if the file held the KV rows before the query rows, and up before gate.
-        linear._gguf_ordered_shard_ids = lambda ids: sorted(ids, reverse=True)
+        changes.set(linear, "_gguf_ordered_shard_ids", lambda ids: sorted(ids, reverse=True))
     if "w1_w3_types" in wanted:
-        from service.gguf import plan
-
-        plan._Forms._experts = lambda self, name: "quantised"
+        changes.set(plan._Forms, "_experts", lambda self, name: "quantised")
     if "no_checks" in wanted:
-        from service.engines.vllm import adapter
+        changes.set(adapter, "refusals", lambda header, setup: [])
+    return changes.undo
 
-        adapter.refusals = lambda header, setup: []
+
+class _Changes:
+    """Attributes set, with what they were."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._before.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        for owner, name, value in reversed(self._before):
+            setattr(owner, name, value)
+        self._before.clear()
 
 
-def _put_back(owner: Any, name: str, patches: Any) -> None:
-    original = getattr(owner, name).__wrapped__
+def _uncured(cured: Any, mark: str) -> Any:
+    original = cured.__wrapped__
 
     def uncured(*given: Any, **named: Any) -> Any:
         return original(*given, **named)
 
-    setattr(uncured, patches._DONE, True)
-    setattr(owner, name, uncured)
+    # So that the real plugin, should it come later, believes that it is cured.
+    setattr(uncured, mark, True)
+    return uncured
 
 
-def _recure(patches: Any) -> None:
+def _recure(changes: _Changes) -> None:
     """The real plugin may have run first, when this platform still had no kernels."""
     from vllm_gguf_plugin import weights_adapter
     from vllm_gguf_plugin.quantization.config import GGUFConfig
 
+    from service.engines.vllm import patches
     from service.engines.vllm.adapter import GlmDsaAdapter
 
     current = GGUFConfig.get_quant_method
-    GGUFConfig.get_quant_method = getattr(current, "__wrapped__", current)
+    changes.set(GGUFConfig, "get_quant_method", getattr(current, "__wrapped__", current))
     patches._exact_layer_names(plain_platform=False)
-    weights_adapter._ADAPTER_REGISTRY[:] = [GlmDsaAdapter]
+    changes.set(weights_adapter, "_ADAPTER_REGISTRY", [GlmDsaAdapter])
 
 
-def _reference_kernels() -> None:
+def _reference_kernels(changes: _Changes) -> None:
     """The plugin's operations, by gguf-py's dequantisation."""
     import gguf
     import torch
@@ -109,6 +130,6 @@ def _reference_kernels() -> None:
     def moe_sum(values: Any, out: Any) -> None:
         out.copy_(values.sum(1))
 
-    ops.ggml_dequantize, ops.moe_sum = dequantize, moe_sum
-    ops.ggml_mul_mat_a8 = ops.ggml_mul_mat_vec_a8 = matmul
-    ops.ggml_moe_a8_vec = experts
+    kernels = {"ggml_dequantize": dequantize, "ggml_mul_mat_a8": matmul, "ggml_mul_mat_vec_a8": matmul}
+    for name, kernel in (kernels | {"ggml_moe_a8_vec": experts, "moe_sum": moe_sum}).items():
+        changes.set(ops, name, kernel)

@@ -159,6 +159,9 @@ def differences(reference: Sequence[Probe], answers: Sequence[Probe]) -> tuple[f
             floor = min(known.values(), default=0.0)
             # A token that fell out of the list is at most as likely as the last one on it.
             gaps += [abs(p - known[t]) if t in known else max(0.0, p - floor) for t, p in right.top[:4]]
+            if right.token not in known:
+                # The best token is not even among the best few: it fell by what lies between those, at least.
+                gaps.append(right.top[0][1] - right.top[-1][1])
             if right.token != here.token:
                 break
     if not gaps:
