@@ -1,0 +1,133 @@
+"""One file, three engines: transformers in fp32, llama.cpp, and our vLLM; whole and split, TP 1 and 2, with MTP or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import UserError
+from tests.tiny_glm.oracle import greedy, prompts, truth
+from tests.vllm.conftest import Engines
+
+STEPS = 12
+# Log-probabilities of the eight best tokens, against transformers in fp32. Seen: 8e-5.
+WITHIN = 1e-3
+
+
+def agrees(engines: Engines, engine: Any, model: Any) -> None:
+    """The engine's greedy answers are the oracle's, token by token, with its log-probabilities."""
+    from service.engines.vllm import canary
+
+    for number, prompt in enumerate(prompts()):
+        answer = engines.run(canary.ask(engine.layer, tuple(prompt), STEPS, f"oracle-{number}"))
+        right = truth(model, prompt, [step.token for step in answer.steps])
+        assert [step.token for step in answer.steps] == right.choices
+        for step, row in zip(answer.steps, right.logprobs, strict=True):
+            assert max(abs(p - row[token]) for token, p in step.top) < WITHIN
+
+
+@pytest.fixture(scope="module")
+def reference(engines: Engines, files: dict[str, Path], oracle: Callable[[Path], Any], workplace: Path) -> Path:
+    """The gate's reference, made by the engine that is compared with the oracle in the first test."""
+    from service.engines.vllm.canary import make_reference
+    from service.gguf.header import read_header
+
+    engine = engines.start(files["ud"], dtype="float32")
+    try:
+        agrees(engines, engine, oracle(files["ud"]))
+        made = engines.run(make_reference(engine.layer, read_header(files["ud"]), "the oracle agrees"))
+        phases = {p.phase for p in engine.progress}
+        assert {"checking", "starting vLLM", "judging", "ready"} <= phases
+    finally:
+        engines.stop(engine)
+    path = workplace / "reference.json"
+    path.write_text(made.to_json())
+    return path
+
+
+def test_whole_file_one_rank_equals_transformers(reference: Path) -> None:
+    assert len(json.loads(reference.read_text())["probes"]) == 3
+
+
+def test_split_file_two_ranks_with_mtp_equals_transformers_and_passes_the_gate(
+    engines: Engines, files: dict[str, Path], oracle: Callable[[Path], Any], reference: Path, workplace: Path
+) -> None:
+    # The same tensors in three parts have another identity: the reference is taken over under it.
+    from service.engines.vllm.canary import fingerprint
+    from service.gguf.header import read_header
+
+    tree = json.loads(reference.read_text()) | {"fingerprint": fingerprint(read_header(files["split"]))}
+    moved = workplace / "reference-split.json"
+    moved.write_text(json.dumps(tree))
+    engine = engines.start(files["split"], dtype="float32", tensor_parallel=2, mtp_tokens=2, reference=str(moved))
+    try:
+        agrees(engines, engine, oracle(files["ud"]))
+        stats = engine.stats()
+        assert stats.drafted > 0
+        assert stats.accepted <= stats.drafted
+    finally:
+        engines.stop(engine)
+
+
+def test_llamacpp_gives_the_oracles_answers(files: dict[str, Path], oracle: Callable[[Path], Any]) -> None:
+    """F16, dense range; the same file goes through vLLM in test_mixes.py."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(files["f16"])
+    params.n_ctx, params.n_parallel, params.port, params.verbosity, params.ui = 512, 1, 0, 0, False
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(params)
+    model = oracle(files["f16"])
+    for prompt in prompts():
+        body = {"prompt": prompt, "max_tokens": STEPS, "temperature": 0, "logprobs": 8, "ignore_eos": True}
+        seen: list[dict[str, Any]] = []
+
+        def take(chunk: Any, seen: list[dict[str, Any]] = seen) -> bool:
+            seen.append(json.loads(chunk) if isinstance(chunk, str | bytes) else chunk)
+            return False
+
+        server.handle_completions(json.dumps(body), take)
+        entries = seen[-1]["choices"][0]["logprobs"]["content"]
+        tokens = [entry["id"] for entry in entries]
+        right = truth(model, prompt, tokens)
+        assert tokens == right.choices
+        for entry, row in zip(entries, right.logprobs, strict=True):
+            assert max(abs(top["logprob"] - row[top["id"]]) for top in entry["top_logprobs"]) < WITHIN
+
+
+def test_the_oracles_judgement_is_its_own_greedy_answer(files: dict[str, Path], oracle: Callable[[Path], Any]) -> None:
+    model, prompt = oracle(files["ud"]), prompts()[0]
+    answer = greedy(model, prompt, 4)
+    assert truth(model, prompt, answer).choices == answer
+
+
+def test_a_reference_of_another_file_is_refused(engines: Engines, files: dict[str, Path], reference: Path) -> None:
+    with pytest.raises(UserError, match="was made for another file"):
+        engines.start(files["f16"], dtype="float32", reference=str(reference))
+
+
+# -- faults that need two ranks, put back ----------------------------------------------------------------------------
+
+
+def test_ranks_that_load_shard_0_are_stopped(engines: Engines, files: dict[str, Path], reference: Path) -> None:
+    with pytest.raises(UserError, match="answers wrongly and may not serve: log-probabilities lie off"):
+        engines.start(
+            files["ud"],
+            faults="reference_kernels,rank_missing",
+            dtype="float32",
+            tensor_parallel=2,
+            reference=str(reference),
+        )
+
+
+def test_a_cut_inside_a_block_is_stopped_before_loading(engines: Engines, files: dict[str, Path]) -> None:
+    from service.gguf.header import read_header
+    from service.gguf.rules import Setup, refusals
+
+    found = refusals(read_header(files["misaligned"]), Setup(tensor_parallel=2))
+    assert any("256 / 2 columns are not whole" in text for text in found)

@@ -1,0 +1,132 @@
+"""Every mix of types through the plugin's loading code, and the faults that one rank shows; all in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.engines.vllm.canary import Probe, Reference, Step, Tolerance, compare
+from tests.tiny_glm import MIXES, Tiny, make
+from tests.tiny_glm.oracle import prompts, truth
+
+MIXED = sorted(set(MIXES) - {"mxfp4", "f32", "bf16", "q8_0"})
+KERNELS = ["reference_kernels"]
+SMALL = Tiny(layers=3, dense_layers=1, experts=8, experts_used=2)
+# w1 and w3 of two types, or a float among quantised experts, become Q8_0: not the file's values any more.
+ROUNDED = {"w1_over_w3", "w3_over_w1", "down_f32"}
+
+
+@pytest.fixture(scope="module")
+def paths(workplace: Path) -> dict[str, Path]:
+    return {mix: make(workplace / f"small-{mix}.gguf", mix, SMALL) for mix in MIXED}
+
+
+@pytest.fixture(scope="module")
+def found(workplace: Path, plugin: None, paths: dict[str, Path]) -> dict[str, Any]:
+    jobs = [{"name": mix, "file": str(path), "faults": KERNELS} for mix, path in paths.items()]
+    ud, types = str(paths["ud"]), str(paths["w1_over_w3"])
+    jobs += [
+        {"name": "mtp", "file": ud, "faults": KERNELS, "mtp": 1},
+        {"name": "dequantised", "file": ud},
+        {"name": "fault: shards unsorted", "file": ud, "faults": [*KERNELS, "shards_unsorted"]},
+        {"name": "fault: w1 and w3 types", "file": types, "faults": [*KERNELS, "w1_w3_types"]},
+        {"name": "fault: rotary", "file": ud, "faults": ["rotary"]},
+    ]
+    asked, out = workplace / "jobs.json", workplace / "answers.json"
+    asked.write_text(json.dumps(jobs))
+    environment = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0-1" if len(os.sched_getaffinity(0)) > 1 else "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = workplace / "loop.log"
+    with log.open("wb") as stream:
+        code = subprocess.run(
+            [sys.executable, "-m", "tests.vllm.loop", str(asked), str(out)],
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=280,
+            check=False,
+        ).returncode
+    assert code == 0, log.read_text()[-3000:]
+    answers: dict[str, Any] = json.loads(out.read_text())
+    return answers
+
+
+def error(tree: dict[str, Any], model: Any) -> tuple[bool, float]:
+    """(the oracle's tokens, largest distance of log-probabilities)."""
+    assert "failed" not in tree, tree
+    same, worst = True, 0.0
+    for prompt, answer in zip(prompts(), tree["answers"], strict=True):
+        tokens = [token for token, _ in answer["steps"]]
+        right = truth(model, prompt, tokens)
+        same &= tokens == right.choices
+        for (_, top), row in zip(answer["steps"], right.logprobs, strict=True):
+            worst = max([worst, *(float(abs(p - row[t])) for t, p in top)])
+    return same, worst
+
+
+@pytest.mark.parametrize("mix", MIXED)
+def test_each_mix_equals_transformers(
+    mix: str, found: dict[str, Any], paths: dict[str, Path], oracle: Callable[[Path], Any]
+) -> None:
+    same, worst = error(found[mix], oracle(paths[mix]))
+    print(f"{mix}: within {worst:.1e}")
+    assert worst < (0.15 if mix in ROUNDED else 1e-3)
+    assert same or mix in ROUNDED
+
+
+def test_mtp_and_dequantised_weights_change_nothing(found: dict[str, Any], paths: dict[str, Path], oracle: Any) -> None:
+    for name in ("mtp", "dequantised"):
+        same, worst = error(found[name], oracle(paths["ud"]))
+        assert same, name
+        assert worst < 1e-3
+
+
+def probes(tree: dict[str, Any]) -> tuple[Probe, ...]:
+    return tuple(
+        Probe(
+            tuple(p["prompt"]),
+            tuple(Step(token, tuple((t, lp) for t, lp in top)) for token, top in p["steps"]),
+        )
+        for p in tree["gate"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "sound"),
+    [
+        ("fault: shards unsorted", "ud"),
+        ("fault: w1 and w3 types", "w1_over_w3"),
+        ("fault: rotary", "ud"),
+    ],
+)
+def test_each_fault_is_stopped_by_the_gate(fault: str, sound: str, found: dict[str, Any]) -> None:
+    """With the reference of the sound engine, at the widest tolerance that the gate has."""
+    tree = found[fault]
+    if "failed" in tree:
+        # Loud: vLLM did not start. Nothing was served.
+        print(fault, tree["failed"][:200])
+        return
+    reference = Reference("f", 384, "sound", probes(found[sound]))
+    faults = tree["faults"] + compare(reference, probes(tree), Tolerance(0.15, 1.5))
+    print(fault, faults)
+    assert faults
+
+
+def test_the_gate_lets_sound_engines_pass(found: dict[str, Any]) -> None:
+    reference = Reference("f", 384, "sound", probes(found["ud"]))
+    assert compare(reference, probes(found["dequantised"]), Tolerance(1e-3, 1e-2)) == []
+    for mix in MIXED:
+        assert found[mix]["faults"] == []
+        assert np.isfinite([lp for p in probes(found[mix]) for s in p.steps for _, lp in s.top]).all()
