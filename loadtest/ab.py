@@ -80,11 +80,12 @@ def _ready(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, then SIGKILL to what is left of its group."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_STOP_S)
+    """As Ctrl-C would end it; SIGTERM where that is not heard; SIGKILL to what is left of its group."""
+    for order, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGTERM, 10.0)):
+        if process.poll() is None:
+            process.send_signal(order)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=wait_s)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -32,7 +32,10 @@ def test_cut_at_every_place(newline: bytes) -> None:
     assert feed_all([stream[i : i + 1] for i in range(len(stream))]) == EVENTS
 
 
-@given(st.lists(st.text(st.characters(blacklist_characters="\r\n"), max_size=20), max_size=8), st.data())
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=8),
+    st.data(),
+)
 def test_any_texts_in_any_pieces(texts: list[str], data: st.DataObject) -> None:
     stream = b"".join(b"data: %b\n\n" % text.encode() for text in texts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
