@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.tiny_glm.maker import Tiny, make
 from tests.tiny_glm.mixes import MIXES
 
-FOR_GPU = ("ud", "w1_over_w3")
+SMALL = Tiny(layers=3, dense_layers=1, experts=8, experts_used=2)
+# Together under 50 MB: they travel to the machine with the GPU.
+FOR_GPU = (
+    ("tiny-ud.gguf", "ud", Tiny()),
+    ("tiny-w1_over_w3.gguf", "w1_over_w3", SMALL),
+    ("tiny-misaligned.gguf", "ud", replace(SMALL, expert_ffn=256)),
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -17,10 +24,9 @@ def main(arguments: list[str]) -> int:
         return 2
     out = Path(arguments[0])
     out.mkdir(parents=True, exist_ok=True)
-    for mix in arguments[1:] or FOR_GPU:
-        print(make(out / f"tiny-{mix}.gguf", mix))
-    if not arguments[1:]:
-        print(make(out / "tiny-misaligned.gguf", "ud", Tiny(expert_ffn=256)))
+    chosen = tuple((f"tiny-{mix}.gguf", mix, Tiny()) for mix in arguments[1:]) or FOR_GPU
+    for name, mix, tiny in chosen:
+        print(make(out / name, mix, tiny))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One file, three engines: transformers in fp32, llama.cpp, and our vLLM; whole and split, TP 1 and 2, with MTP or not."""
+"""One file, three engines: transformers in fp32, llama.cpp, our vLLM; whole and split, TP 1 and 2, with MTP or not."""
 
 from __future__ import annotations
 
