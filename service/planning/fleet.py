@@ -71,7 +71,7 @@ class Served:
 
 @dataclass(frozen=True)
 class FleetRun:
-    """`served` in order of arrival. `seconds`: virtual time until the last event; `boxes`: (when, pool, ready)."""
+    """`served` in order of arrival. `seconds`: virtual time of the last answer's end; `boxes`: (when, pool, ready)."""
 
     served: list[Served]
     seconds: float
@@ -126,6 +126,7 @@ class Pool:
         return sum(1 for r in self.replicas if not r.draining)
 
     def count_boxes(self, now: float) -> None:
+        now = max(now, self._since)
         self.box_seconds += (now - self._since) * (len(self.replicas) + self.loading)
         self._since = now
 
@@ -155,6 +156,7 @@ class Fleet:
         self.results: list[Served | None] = []
         self.live: dict[int, _Live] = {}
         self.boxes: list[tuple[float, PoolName, int]] = [(0.0, s.name, s.boxes) for s in pools]
+        self._last = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
 
@@ -163,16 +165,16 @@ class Fleet:
         self.results = [None] * len(trace)
         for id, arrival in enumerate(trace):
             self._until(arrival.arrived)
-            self.now = arrival.arrived
+            self.now = self._last = arrival.arrived
             self._arrive(id, arrival)
             if progress is not None and id % 2000 == 0:
                 progress(self.now, id)
         self._until(float("inf"))
         for pool in self.pools.values():
-            pool.count_boxes(self.now)
+            pool.count_boxes(self._last)
         done = [r if r is not None else Served(a, "unfinished") for r, a in zip(self.results, trace, strict=True)]
         busy = {n: p.retired_busy_s + sum(r.busy_s for r in p.replicas) for n, p in self.pools.items()}
-        return FleetRun(done, self.now, busy, {n: p.box_seconds for n, p in self.pools.items()}, self.boxes)
+        return FleetRun(done, self._last, busy, {n: p.box_seconds for n, p in self.pools.items()}, self.boxes)
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         """Do `what` at virtual time `when`."""
@@ -220,6 +222,7 @@ class Fleet:
     def _end(self, pool: Pool, replica: Replica, version: int) -> None:
         if replica.version != version:
             return  # somebody joined or left since: another event stands for it
+        self._last = self.now
         id = replica.end(self.now)
         one = self.live.pop(id)
         self.results[id] = Served(
@@ -235,6 +238,7 @@ class Fleet:
         one = self.live.get(id)
         if one is None or one.replica is not None:
             return
+        self._last = self.now
         del self.live[id]
         self.results[id] = Served(one.arrival, "deadline_exceeded", one.pool.spec.name, one.tier, one.reason)
         self.admit(one.pool.queue.withdraw(str(id)))

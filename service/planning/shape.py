@@ -141,8 +141,11 @@ class ModelShape:
         return rows
 
     def draft_roles(self, tp: int, attention: Attention = "dense", runtime: Runtime = "vllm") -> list[RoleBytes]:
-        """The MTP layer(s) by role, without the shared lm_head."""
-        return self._roles(self._draft, tp, attention, runtime)
+        """The MTP layer(s) by role, without the shared lm_head. Cached as `roles`."""
+        key = (-tp, attention, runtime)
+        if key not in self._roles_of:
+            self._roles_of[key] = self._roles(self._draft, tp, attention, runtime)
+        return self._roles_of[key]
 
     def read_bytes(
         self, tokens: float, tp: int, attention: Attention = "dense", runtime: Runtime = "vllm"
@@ -161,7 +164,8 @@ class ModelShape:
         self, tp: int, *, mtp: bool = False, attention: Attention = "dense", runtime: Runtime = "vllm"
     ) -> float:
         """Bytes of weights resident on one rank. Tied heads share the embedding's memory."""
-        total = sum(r.per_gpu for r in self._roles(self._main, tp, attention, runtime))
+        main = self.roles(tp, attention, runtime)
+        total = sum(r.per_gpu for r in main if r.file_bytes)  # a tied head is the embedding's own memory
         if mtp or runtime == "llamacpp":
             total += sum(r.per_gpu for r in self.draft_roles(tp, attention, runtime))
         return total
