@@ -58,12 +58,14 @@ def cases(gpus: int, demo: bool) -> list[Case]:
         Case("sparse eager", ud, {**sparse, **eager}, "dense eager"),
         Case("sparse graph", ud, sparse, "sparse eager"),
         Case("sparse graph MTP", ud, {**sparse, "mtp_tokens": 2}, "sparse eager"),
+        Case("dense graph, packed kernels", ud, {**dense, "kernels": "packed"}, "dense eager"),
         Case("w1 Q6_K, w3 Q4_K", "tiny-w1_over_w3.gguf", {**dense, **eager}),
         Case("fault: w1/w3 types", "tiny-w1_over_w3.gguf", {**dense, **eager}, faults="w1_w3_types", stopped="gate"),
         Case("fault: shards unsorted", ud, {**dense, **eager}, faults="shards_unsorted", stopped="gate"),
     ]
     if demo:
         found += [Case("demo eager", "demo", eager), Case("demo graph", "demo", {}, "demo eager")]
+        found += [Case("demo graph, packed kernels", "demo", {"kernels": "packed"}, "demo eager")]
     if gpus > 1:
         found += [
             Case("dense eager TP=2", ud, {**dense, **eager, **two}, "dense eager"),

@@ -37,7 +37,7 @@ def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, progress: Pat
         # What a request leaves out is OpenAI's default, not the file's.
         "--generation-config=vllm",
         "--enable-prompt-tokens-details",
-        f"--additional-config={json.dumps({'glm5_progress': str(progress)})}",
+        f"--additional-config={json.dumps(_ours(options, progress))}",
         "--enable-prefix-caching" if options.prefix_cache else "--no-enable-prefix-caching",
     ]
     if model.config_dir is not None:
@@ -62,6 +62,12 @@ def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, progress: Pat
     if tools:
         args += [f"--tool-call-parser={tools}", "--enable-auto-tool-choice"]
     return [*args, *options.extra_args]
+
+
+def _ours(options: VllmOptions, progress: Path) -> dict[str, object]:
+    """What our own code in vLLM's processes reads."""
+    kernels = {"packed": options.kernels == "packed", "bf16_copies": options.bf16_copies}
+    return {"glm5_progress": str(progress), "glm5": kernels}
 
 
 def _speculative(model: Model, options: VllmOptions) -> dict[str, object]:

@@ -31,6 +31,14 @@ class VllmOptions(BaseModel):
     mtp_schedule: tuple[tuple[int, int, int], ...] = Field(
         (), description="Draft length by batch size: [first, last, tokens] each, first range from 1. Empty: mtp_tokens."
     )
+    kernels: Literal["plugin", "packed"] = Field(
+        "plugin",
+        description="Kernels for quantised weights on GPUs: vllm-gguf-plugin's, or ours on weights packed at load.",
+    )
+    bf16_copies: Literal["none", "lm_head", "all"] = Field(
+        "none",
+        description="With packed kernels: linears that also keep a bf16 copy for large batches (2 bytes a weight).",
+    )
     batch_tokens: int = Field(
         0, ge=0, le=1_048_576, description="Tokens computed in one step at most. 0: vLLM chooses."
     )

@@ -16,6 +16,7 @@ _DONE = "_glm5_materialises"
 def register() -> None:
     """Idempotent. Raises RuntimeError for a vllm-gguf-plugin that cannot be cured."""
     import vllm_gguf_plugin
+    from vllm.platforms import current_platform
     from vllm_gguf_plugin import weights_adapter
 
     from service.engines.vllm import patches
@@ -27,6 +28,10 @@ def register() -> None:
     registry = weights_adapter._ADAPTER_REGISTRY
     if ours[0] not in registry:
         registry[:0] = ours
+    if current_platform.is_cuda():
+        from service.engines.vllm.kernels import quant_method
+
+        quant_method.register()
     _materialise_before_config()
 
 
