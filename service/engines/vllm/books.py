@@ -40,7 +40,7 @@ def stat_logger(books: Books) -> Any:
     """A factory as vLLM wants it, that writes to `books`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class Hook(StatLoggerBase):
+    class Hook(StatLoggerBase):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
