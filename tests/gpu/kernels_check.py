@@ -22,30 +22,6 @@ LIMIT = 2.2e-3
 MANY = (1, 2, 3, 8, 9, 17, 64, 100, 256, 512, 700, 1024)
 
 
-def random_raw(rows: int, k: int, ggml_type: int, spread: float = 1.0) -> torch.Tensor:
-    """Random blocks with weights of about 0.02; `spread` > 1 makes the blocks' scales differ by up to that factor."""
-    per, size = ref.BLOCK[ggml_type]
-    raw = torch.randint(0, 256, (rows, k // per, size), dtype=torch.uint8, device="cuda")
-    typical = {ref.Q8_0: 2e-4, ref.Q6_K: 2e-5, ref.IQ4_XS: 2e-5, ref.IQ4_NL: 3e-4, ref.Q4_K: 1e-4, ref.Q5_K: 5e-5}
-
-    def halves(size: float) -> torch.Tensor:
-        r = torch.rand(rows, k // per, device="cuda")
-        wide = torch.exp((torch.rand_like(r) * 2 - 1) * float(torch.log(torch.tensor(spread))) / 2)
-        return ((r * 0.75 + 0.25) * size * wide).half().view(torch.uint8).view(rows, k // per, 2)
-
-    d = halves(typical.get(ggml_type, 2e-3))
-    if ggml_type == ref.Q6_K:
-        raw[..., 208:210] = d
-    else:
-        raw[..., 0:2] = d
-    if ggml_type in (ref.Q4_1, ref.Q5_1, ref.Q4_K, ref.Q5_K):
-        minimum = halves(typical.get(ggml_type, 2e-3) * 7)
-        raw[..., 2:4] = minimum
-        if ggml_type in (ref.Q4_1, ref.Q5_1):
-            raw[..., 3] |= 128
-    return raw.view(rows, -1)
-
-
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     bad = not bool(torch.isfinite(got).all())
     return float("inf") if bad else float((got.double() - want).norm() / want.norm())
@@ -103,7 +79,7 @@ def check_linears(run: Run) -> None:
     for t, (n, k) in itertools.product(ref.BLOCK, SHAPES):
         if k % ref.BLOCK[t][0]:
             continue
-        raw = random_raw(n, k, t, spread=64)
+        raw = measure.random_raw(n, k, t, spread=64)
         w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
         run.note(f"dense {ref.NAMES[t]}", error(linear.dense(w, torch.float32), exact))
         ids = torch.randint(0, n, (37,), device="cuda")
@@ -116,8 +92,8 @@ def check_linears(run: Run) -> None:
 def check_experts(run: Run) -> None:
     for t13, t2 in PAIRS:
         forms = (rp.FORM[t13], rp.FORM[t2])
-        raw13 = random_raw(E * 2 * INNER, HIDDEN, t13, 8).view(E, 2 * INNER, -1)
-        raw2 = random_raw(E * HIDDEN, INNER, t2, 8).view(E, HIDDEN, -1)
+        raw13 = measure.random_raw(E * 2 * INNER, HIDDEN, t13, 8).view(E, 2 * INNER, -1)
+        raw2 = measure.random_raw(E * HIDDEN, INNER, t2, 8).view(E, HIDDEN, -1)
         w13, w2 = rp.repack(raw13, t13, interleave=True), rp.repack(raw2, t2)
         exact13 = ref.dequantize(raw13.flatten(0, 1), t13).view(E, 2 * INNER, HIDDEN)
         exact2 = ref.dequantize(raw2.flatten(0, 1), t2).view(E, HIDDEN, INNER)
@@ -167,7 +143,7 @@ def check_extremes(run: Run) -> None:
     """Zero, denormal and huge scales; tokens past fp16's range; all must stay finite and right."""
     for t in ref.BLOCK:
         for name, d in (("zero", 0.0), ("denormal", 6e-8), ("large", 8.0)):
-            raw = random_raw(64, 512, t)
+            raw = measure.random_raw(64, 512, t)
             blocks = raw.view(64, -1, ref.BLOCK[t][1])
             half = torch.tensor([d], dtype=torch.float16, device="cuda").view(torch.uint8)
             if t == ref.Q6_K:
@@ -179,7 +155,7 @@ def check_extremes(run: Run) -> None:
             want = x.double() @ exact.T
             if float(want.norm()) > 0:
                 run.linear(x, w, want, f"scale {name}")
-        raw = random_raw(64, 512, t)
+        raw = measure.random_raw(64, 512, t)
         w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
         for name, size in (("1e5", 1e5), ("1e30", 1e30), ("1e-6", 1e-6), ("1e-20", 1e-20)):
             for m in (3, 600):

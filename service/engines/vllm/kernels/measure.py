@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from service.engines.vllm.kernels import offline
+from service.engines.vllm.kernels import reference as ref
 from service.engines.vllm.kernels.choose import LinearTile, MoeTile
 from service.engines.vllm.kernels.linear import COUNTERS, dense, launch_linear, linear, linear_kernel
 from service.engines.vllm.kernels.moe import Kernels, launch
@@ -143,6 +144,33 @@ def random_packed(form: int, n: int, k: int, experts: int, gen: torch.Generator)
         alpha = 2.0**-16
     packed = scales.half().view(meta.scales.dtype)[..., 0]
     return Packed(form, n, k, alpha, plane(meta.low), plane(meta.high), packed)
+
+
+def random_raw(rows: int, k: int, ggml_type: int, spread: float = 1.0, device: str = "cuda") -> torch.Tensor:
+    """Random blocks with weights of about 0.02; `spread` > 1 makes the blocks' scales differ by up to that factor.
+
+    uint8 [rows, bytes] of GGML type `ggml_type`.
+    """
+    per, size = ref.BLOCK[ggml_type]
+    raw = torch.randint(0, 256, (rows, k // per, size), dtype=torch.uint8, device=device)
+    typical = {ref.Q8_0: 2e-4, ref.Q6_K: 2e-5, ref.IQ4_XS: 2e-5, ref.IQ4_NL: 3e-4, ref.Q4_K: 1e-4, ref.Q5_K: 5e-5}
+
+    def halves(size: float) -> torch.Tensor:
+        r = torch.rand(rows, k // per, device=device)
+        wide = torch.exp((torch.rand_like(r) * 2 - 1) * float(torch.log(torch.tensor(spread))) / 2)
+        return ((r * 0.75 + 0.25) * size * wide).half().view(torch.uint8).view(rows, k // per, 2)
+
+    d = halves(typical.get(ggml_type, 2e-3))
+    if ggml_type == ref.Q6_K:
+        raw[..., 208:210] = d
+    else:
+        raw[..., 0:2] = d
+    if ggml_type in (ref.Q4_1, ref.Q5_1, ref.Q4_K, ref.Q5_K):
+        minimum = halves(typical.get(ggml_type, 2e-3) * 7)
+        raw[..., 2:4] = minimum
+        if ggml_type in (ref.Q4_1, ref.Q5_1):
+            raw[..., 3] |= 128
+    return raw.view(rows, -1)
 
 
 @dataclass

@@ -76,7 +76,8 @@ def launch(
     """One chunk of `experts`, with the tiles given."""
     m, top_k = ids.shape
     has_map, ids_map = expert_map is not None, expert_map if expert_map is not None else ids
-    inner = torch.empty(m * top_k, w2.k, dtype=torch.float32, device=x.device)
+    between = torch.float16 if tile.grouped else torch.float32
+    inner = torch.empty(m * top_k, w2.k, dtype=between, device=x.device)
     step13, step2 = unit(w13.form, w13.pieces), unit(w2.form, w2.pieces)
     units13, units2 = w13.pieces // step13, w2.pieces // step2
     n13, n2 = w13.rows // tile.w13.bn, w2.rows // tile.w2.bn

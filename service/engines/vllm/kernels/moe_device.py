@@ -1,8 +1,9 @@
 """Device code of the experts: sorting tokens by expert, gate and up with SwiGLU, down, and the sum over experts.
 
 A "pair" is (token, slot): pair p = token * TOPK + slot. Expert ids outside the rank (mapped to -1) contribute nothing.
-Between the two products values are float32. In grouped mode each pair's output waits for the sum as fp16 and saturates
-at 65504: bf16 there would cost a third of the error budget, float32 a tenth of the speed at 256 tokens.
+Between the two products values are float32 where tokens are few. In grouped mode they are fp16 and saturate at 65504,
+and so does each pair's output while it waits for the sum: bf16 there would cost a third of the error budget, float32
+occupancy (the tile is buffered once a pipeline stage) and a tenth of the speed at 256 tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,12 @@ import triton
 import triton.language as tl
 
 from service.engines.vllm.kernels.decode import largest, powers, product, suspicious, unit_dot
+
+
+@triton.jit
+def saturated(v):
+    """fp16, finite for every finite v (and for infinite ones)."""
+    return tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
 
 
 @triton.jit
@@ -129,7 +136,7 @@ def w13_group_kernel(
         v = swiglu(acc, alpha, tl.load(weights + pair, mask=ok, other=0.0).to(tl.float32), BN, BM)
         ro = pn * (BN // 2) + tl.arange(0, BN // 2)
         at = pair.to(tl.int64)[None, :] * INNER + ro[:, None]
-        tl.store(inner + at, v, mask=ok[None, :] & (ro < INNER)[:, None])
+        tl.store(inner + at, saturated(v), mask=ok[None, :] & (ro < INNER)[:, None])
 
 
 @triton.jit(do_not_specialize=["PIECES"])
@@ -170,10 +177,7 @@ def w2_group_kernel(
     LOOP: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
     ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Many tokens. Program (LOOP n blocks, item): y[pair, :] = W2[e] . inner[pair], fp16, saturating.
-
-    The tokens' power of two is found beforehand: K is short here, and LOOP blocks share the search.
-    """
+    """Many tokens. Program (LOOP n blocks, item): y[pair, :] = W2[e] . inner[pair], fp16, saturating."""
     pn, item = tl.program_id(0), tl.program_id(1)
     if item < tl.load(items):
         e = tl.load(item_expert + item)
@@ -182,17 +186,16 @@ def w2_group_kernel(
         pair = tl.load(lists + e.to(tl.int64) * CAP + s, mask=ok, other=0)
         low, high, scales = planes(low, high, scales, e, ROWS, PIECES, FORM)
         hp = inner + pair.to(tl.int64)[None, :] * INNER
-        factor, back = powers(largest(hp, INNER, ok, 0, INNER, MASK_K, BM))
-        back = back * alpha
+        one = tl.full([BM], 1.0, tl.float32)
         for i in tl.range(0, LOOP, num_stages=STAGES):
             rn = (pn * LOOP + i) * BN + tl.arange(0, BN)
             acc = tl.zeros([BN, BM], tl.float32)
             for u in tl.static_range(UNITS):
                 acc = unit_dot(
-                    acc, low, high, scales, ROWS, rn, hp, INNER, ok, factor, u, FORM, UNIT, MASK_K, True, ASM, BN
+                    acc, low, high, scales, ROWS, rn, hp, INNER, ok, one, u, FORM, UNIT, MASK_K, False, ASM, BN
                 )
-            v = tl.minimum(tl.maximum(acc * back[None, :], -65504.0), 65504.0).to(tl.float16)
-            tl.store(y + pair.to(tl.int64)[None, :] * N + rn[:, None], v, mask=ok[None, :] & (rn < N)[:, None])
+            at = pair.to(tl.int64)[None, :] * N + rn[:, None]
+            tl.store(y + at, saturated(acc * alpha), mask=ok[None, :] & (rn < N)[:, None])
 
 
 @triton.jit

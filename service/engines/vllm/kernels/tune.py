@@ -87,7 +87,10 @@ def moe_candidates(shape: MoeShape, m: int) -> Iterator[MoeTile]:
             bns = [bn for bn in (64, 128) if bn * bm <= 8192]
             w13s = [LinearTile(bn, bm, 1, w, st) for bn in bns for w, st in _depths(bn, bm)]
             w2s = [
-                (LinearTile(bn, bm, 1, w, st), n) for bn in (64, 128) for w, st in _depths(bn, bm) for n in (1, 2, 4)
+                (LinearTile(bn, bm, 1, w, st), n)
+                for bn in (64, 128)
+                for w, st in _depths(bn, bm)
+                for n in (2, 4, 8, 16)
             ]
             yield from (MoeTile(True, w13, *w2s[0]) for w13 in w13s)
             yield from (MoeTile(True, w13s[0], *w2) for w2 in w2s[1:])

@@ -1,0 +1,280 @@
+"""What a decode step of GLM-5 costs inside vLLM: one synthetic TP=8 rank, the plugin's kernels against the packed ones.
+
+    python benchmarks/kernels_in_engine.py            # both, about 4 minutes on an H200
+    python benchmarks/kernels_in_engine.py --variant packed --layers 14 --no-compile
+    python benchmarks/kernels_in_engine.py --tiny      # no GPU: a dry run of the plumbing on a toy model
+
+The model is vLLM's own DeepseekV3ForCausalLM (GLM-5 in dense MLA mode) with the sizes that one rank of eight holds:
+8 heads, experts of width 256, a 19360-row vocabulary. Weights are random GGUF blocks (Q4_K, Q5_K down, Q6_K head), made
+on the GPU. 26 layers, 1 dense and 25 with experts, are exactly a third of GLM-5's 78 (3 and 75), so
+
+    step(78 layers) = 3 * forward(26 layers) + head          (generally: 78 / layers * forward + head)
+
+forward: the median GPU time of replaying the CUDA graph that vLLM captured for C sequences, after a real generation has
+left block tables and lengths of about 1k tokens in its buffers (64 distinct contexts; 256 sequences share them by
+fours). head: lm_head alone. Not in it: communication, sampling, the scheduler. Routing is uniform, by vLLM's simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+USERS = (1, 2, 10, 64, 256)
+VARIANTS = {
+    "plugin": {"packed": False},
+    "packed": {"packed": True, "bf16_copies": "none"},
+    "packed+copies": {"packed": True, "bf16_copies": "all"},
+}
+RANK = dict(
+    hidden_size=6144, num_attention_heads=8, num_key_value_heads=8, q_lora_rank=2048, kv_lora_rank=512,
+    qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, intermediate_size=1536, moe_intermediate_size=256,
+    n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1, vocab_size=19360,
+)  # fmt: skip
+TINY = RANK | dict(
+    hidden_size=256, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=256,
+    qk_nope_head_dim=64, v_head_dim=128, intermediate_size=256, n_routed_experts=4, num_experts_per_tok=2,
+    vocab_size=512,
+)  # fmt: skip
+
+
+def config_of(sizes: dict[str, int], layers: int) -> dict[str, object]:
+    """config.json of the synthetic rank."""
+    return dict(
+        architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", num_hidden_layers=layers,
+        first_k_dense_replace=1, n_group=1, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True,
+        scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1, hidden_act="silu", rms_norm_eps=1e-5,
+        max_position_embeddings=8192, rope_theta=1e6, tie_word_embeddings=False, attention_bias=False,
+        torch_dtype="bfloat16", bos_token_id=0, eos_token_id=1, **sizes,
+    )  # fmt: skip
+
+
+def register_loader() -> None:
+    """load_format "synthetic": every quantised parameter gets random blocks through the plugin's own parameters."""
+    import torch
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    from service.engines.vllm.kernels import reference as ref
+    from service.engines.vllm.kernels.measure import random_raw
+
+    def kind(name: str) -> int:
+        last = name.rpartition(".")[2]
+        return ref.Q6_K if last == "lm_head" else ref.Q5_K if last == "down_proj" else ref.Q4_K
+
+    def fill(name: str, module: torch.nn.Module) -> None:
+        device = str(torch.get_default_device())
+        if hasattr(module, "w13_qweight"):
+            for part, ggml_type, weight in (
+                ("w13", ref.Q4_K, module.w13_qweight), ("w2", ref.Q5_K, module.w2_qweight),
+            ):  # fmt: skip
+                experts, width, hidden = module.w13_qweight.tensor_shape
+                rows, k = (width, hidden) if part == "w13" else (hidden, width // 2)
+                raw = random_raw(experts * rows, k, ggml_type, device=device).view(experts, rows, -1)
+                weight.materialize(raw.shape, device=device, dtype=torch.uint8)
+                weight.data.copy_(raw)
+                getattr(module, f"{part}_qweight_type").weight_type = ggml_type
+            return
+        shards = getattr(module, "output_partition_sizes", None) or [module.qweight.tensor_shape[0]]
+        for i, rows in enumerate(shards):
+            raw = random_raw(rows, module.qweight.tensor_shape[1], kind(name), device=device)
+            shard = i if len(shards) > 1 else None
+            module.qweight._store(raw, shard_id=shard)
+            module.qweight_type._store(torch.tensor(kind(name)), shard_id=shard)
+
+    @register_model_loader("synthetic")
+    class SyntheticLoader(BaseModelLoader):
+        def download_model(self, model_config: object) -> None:
+            pass
+
+        def load_model(self, vllm_config, model_config, prefix=""):  # type: ignore[no-untyped-def]
+            vllm_config.quant_config.unquantized_modules.extend(
+                f"model.layers.{i}.self_attn.kv_b_proj" for i in range(model_config.hf_config.num_hidden_layers)
+            )
+            return super().load_model(vllm_config, model_config, prefix)
+
+        def load_weights(self, model, model_config):  # type: ignore[no-untyped-def]
+            started = time.perf_counter()
+            for name, module in model.named_modules():
+                if hasattr(module, "w13_qweight") or hasattr(module, "qweight"):
+                    fill(name, module)
+            for name, p in model.named_parameters():
+                if "qweight" not in name and p.dtype.is_floating_point:
+                    p.data.fill_(1.0) if "norm" in name else p.data.normal_(0, 0.02)
+            print(f"weights made in {time.perf_counter() - started:.1f} s", flush=True)
+
+
+def compile_ahead(copies: bool) -> None:
+    """Compile the kernels that the engine will meet, in parallel: one by one inside it would take minutes."""
+    import torch
+
+    from service.engines.vllm.kernels import choose, linear, measure, ops, tune
+
+    table, jobs = ops.here(torch.device("cuda", 0)), []
+    for m in (*USERS, 1024):
+        for s in tune.GLM5_LINEARS:
+            pieces, rows = s.k // 64, -(-s.n // 64) * 64
+            tile = choose.linear_tile(table, s.form, rows, pieces, linear.unit(s.form, pieces), m)
+            if tile is not None and not (copies and m >= ops.COPY_FROM):
+                jobs.append((s, m, tile))
+        s = tune.GLM5_MOE[0]
+        jobs.append((s, m, choose.moe_tile(table, s.forms, s.experts, s.inner, s.hidden, m, s.top_k, s.hidden // 256)))
+    unique = {tune.compiled_as(shape, tile): (shape, m, tile) for shape, m, tile in jobs}
+    started = time.perf_counter()
+    failed = [e for e in measure.precompile(list(unique.values()), min(14, os.cpu_count() or 2)) if e]
+    print(f"compiled {len(unique)} kernels in {time.perf_counter() - started:.0f} s {failed}", flush=True)
+
+
+def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, object]:
+    """One engine, in this process; the result as JSON."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    }
+    if variant != "plugin" and not tiny:
+        compile_ahead(variant.endswith("copies"))
+    import vllm_gguf_plugin
+    from vllm import LLM, SamplingParams
+
+    from service.engines.vllm.kernels.quant_method import register
+
+    vllm_gguf_plugin.register()
+    register()
+    register_loader()
+    users = (1, 2) if tiny else USERS
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = TINY if tiny else RANK
+        (Path(folder) / "config.json").write_text(json.dumps(config_of(sizes, layers)))
+        graphs = dict(mode=3 if compiled else 0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=list(users))
+        if tiny:
+            graphs = dict(mode=0, custom_ops=["-rotary_embedding"])
+        engine = LLM(
+            folder, load_format="synthetic", quantization="gguf", skip_tokenizer_init=True, max_model_len=2048,
+            max_num_seqs=max(users), max_num_batched_tokens=1024 if not tiny else 64, enforce_eager=tiny,
+            compilation_config=graphs, additional_config={"glm5": VARIANTS[variant]}, dtype="bfloat16",
+            **({} if tiny else {"gpu_memory_utilization": 0.8}), disable_log_stats=True,
+            enable_chunked_prefill=True, seed=0,
+        )  # fmt: skip
+    ready = time.perf_counter() - started
+    result: dict[str, object] = {"variant": variant, "layers": layers, "ready_s": round(ready, 1), "users": {}}
+    for c in users:
+        length = 8 if tiny else 1000
+        prompts = [
+            {"prompt_token_ids": [(7 + 31 * (i % 64) + 17 * j) % (sizes["vocab_size"] - 2) + 2 for j in range(length)]}
+            for i in range(c)
+        ]
+        begun = time.perf_counter()
+        engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False), use_tqdm=False)
+        entry: dict[str, object] = {"generate_s": round(time.perf_counter() - begun, 2)}
+        if not tiny:
+            entry |= engine.collective_rpc(time_replay, args=(c,))[0]
+            entry["step78_ms"] = round(78 / layers * entry["forward_ms"] + entry["head_ms"], 3)
+        result["users"][c] = entry  # type: ignore[index]
+        print(variant, c, json.dumps(entry), flush=True)
+    return result
+
+
+def time_replay(worker: object, users: int) -> dict[str, object]:
+    """GPU milliseconds of the captured graph for `users` sequences, of the head, and the graph's time by kernel class."""
+    import torch
+
+    from service.engines.vllm.kernels.measure import graph_us
+
+    runner = worker.model_runner  # type: ignore[attr-defined]
+    entries = {
+        key.num_tokens: value.cudagraph for key, value in runner.model.concrete_cudagraph_entries.items()
+        if value.cudagraph is not None
+    }  # fmt: skip
+    graph = entries[users]
+    times = []
+    for _ in range(30):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    hidden = torch.randn(users, runner.model_config.get_hidden_size(), device="cuda", dtype=torch.bfloat16)
+    head = graph_us(lambda i: runner.model.compute_logits(hidden), 1) / 1000
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    classes: dict[str, float] = {}
+    names: dict[str, float] = {}
+    for event in profile.key_averages():
+        spent = float(getattr(event, "self_device_time_total", 0.0)) / 1000
+        classes[kernel_class(event.key)] = classes.get(kernel_class(event.key), 0.0) + spent
+        names[event.key[:80]] = spent
+    top = dict(sorted(names.items(), key=lambda p: -p[1])[:12])
+    return {
+        "forward_ms": round(sorted(times)[len(times) // 2], 4),
+        "head_ms": round(head, 4),
+        "classes_ms": {k: round(v, 4) for k, v in sorted(classes.items(), key=lambda p: -p[1])},
+        "top_ms": {k: round(v, 4) for k, v in top.items()},
+    }
+
+
+def kernel_class(name: str) -> str:
+    """Which part of the step a CUDA kernel belongs to, by its name."""
+    table = (
+        ("experts", ("w13_", "w2_pair", "w2_group", "group_kernel", "sum_kernel", "moe_vec", "moe_q", "moe_sum", "moe_align", "act_and_mul", "silu")),
+        ("linears", ("linear_kernel", "mul_mat", "quantize_q8", "gemm", "nvjet", "cutlass", "gemv", "splitK", "rows_kernel", "scale_kernel")),
+        ("attention", ("mla", "flash", "attention", "fwd", "combine", "concat_and_cache", "reshape_and_cache")),
+        ("routing", ("topk", "routing", "sort", "random", "philox", "uniform", "distribution")),
+        ("norms and elementwise", ("norm", "rotary", "triton_", "elementwise", "cat", "copy", "reduce", "fill")),
+    )  # fmt: skip
+    low = name.lower()
+    return next((label for label, parts in table if any(p.lower() in low for p in parts)), "other")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", choices=list(VARIANTS), help="only this one, in this process")
+    parser.add_argument("--layers", type=int, default=26)
+    parser.add_argument("--no-compile", action="store_true", help="CUDA graphs without torch.compile (starts faster)")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("kernels_in_engine.json"))
+    given = parser.parse_args()
+    if given.variant or given.tiny:
+        result = run(given.variant or "packed", 2 if given.tiny else given.layers, not given.no_compile, given.tiny)
+        print("RESULT " + json.dumps(result), flush=True)
+        return 0
+    results = []
+    for variant in ("plugin", "packed+copies"):
+        command = [sys.executable, __file__, "--variant", variant, "--layers", str(given.layers)]
+        command += ["--no-compile"] * given.no_compile
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | paths())
+        lines = done.stdout.splitlines()
+        sys.stdout.write("\n".join(line for line in lines if not line.startswith("RESULT ")) + "\n")
+        results += [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
+        given.out.write_text(json.dumps(results, indent=1))
+    print(f"\nstep(78) = 78 / {given.layers} * forward + head, ms; one H200, 1k context")
+    print("C    " + "".join(f"{r['variant']:>16s}" for r in results) + "   by class of the last, forward ms")
+    for c in USERS:
+        cells = [r["users"].get(str(c), {}) for r in results]
+        print(
+            f"{c:<5d}" + "".join(f"{x.get('step78_ms', float('nan')):16.2f}" for x in cells),
+            cells[-1].get("classes_ms"),
+        )
+    return 0 if len(results) == 2 else 1
+
+
+def paths() -> dict[str, str]:
+    """The checkout on PYTHONPATH, for a machine where the project is not installed."""
+    root = str(Path(__file__).resolve().parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.exit(main())
