@@ -41,6 +41,8 @@ def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
                 pass
             drain(config, say)
             say("stopping", "")
+            if config.ray.address is not None:
+                leave()
 
 
 @contextlib.contextmanager
@@ -75,6 +77,15 @@ def drain(config: Config, say: Say) -> None:
     while (left := _running(board)) and time.monotonic() < deadline:
         say("draining", f"{left} answers still run; Ctrl-C again cuts them")
         time.sleep(POLL_S)
+
+
+def leave() -> None:
+    """Take our application off a cluster that stays; Serve itself may have others to run."""
+    from ray import serve as ray_serve
+
+    from deployments.app import NAME
+
+    ray_serve.delete(NAME, _blocking=True)
 
 
 def _running(board: Board) -> int:
