@@ -109,7 +109,7 @@ def sweep(
     )
     session.measure(wishes, url, run, _stderr(), repeats=repeats)
     _show_run(run, json)
-    raise typer.Exit(_code(run))
+    raise SystemExit(_code(run))
 
 
 @app.command()
@@ -205,11 +205,11 @@ def ab(
                 status.stop()
                 session.measure(wishes, url, runs[side], console, repeats=1, first_repeat=repeat, title=title)
         if runs[side].interrupted:
-            raise typer.Exit(INTERRUPTED)
+            raise SystemExit(INTERRUPTED)
     result = comparing.compare(runs["before"], runs["after"], wanted)
     comparing.save(result, out)
     _show_comparison(result, False, json)
-    raise typer.Exit(max(_code(run) for run in runs.values()))
+    raise SystemExit(max(_code(run) for run in runs.values()))
 
 
 @app.command()
@@ -229,7 +229,7 @@ def gate(
     else:
         for finding in findings:
             typer.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.text}")
-    raise typer.Exit(NO if failed else OK)
+    raise SystemExit(NO if failed else OK)
 
 
 @app.command()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 TOLERANCE = 0.005
 """Client and server must agree within this share of the server's count."""
 
-_SETTLE_S = 3.0  # engines publish counters a step or a scrape late
+_SETTLE_S = 5.0  # engines and replicas publish counters a step or a report late
+_STILL_S = 1.0  # a counter that has not moved for so long has taken in what came before
 
 DIALECTS = {
     "glm5-serve": ("glm_output_tokens_total", "glm_prompt_tokens_total"),
@@ -77,6 +78,18 @@ def read(url: str, api_key: str = "") -> Reading | str:
     return parse(text) or f"{url} has no token counter of {', '.join(DIALECTS)}"
 
 
+def still(url: str, api_key: str = "", wait_s: float = _SETTLE_S) -> Reading | str:
+    """A reading that has not changed for a second, so that earlier requests are in it; the last one after `wait_s`."""
+    begin = since = time.monotonic()
+    last = read(url, api_key)
+    while not isinstance(last, str) and (now := time.monotonic()) - since < _STILL_S and now - begin < wait_s:
+        time.sleep(0.2)
+        again = read(url, api_key)
+        if again != last:
+            last, since = again, time.monotonic()
+    return last
+
+
 def judge(before: Reading | str, after: Reading | str, client_tokens: int) -> CrossCheck:
     """Compare what the client received between two readings with what the server says it made. Pure."""
     if isinstance(before, str) or isinstance(after, str):
@@ -95,11 +108,15 @@ def judge(before: Reading | str, after: Reading | str, client_tokens: int) -> Cr
     return CrossCheck("disagree", after.dialect, client_tokens, made, why)
 
 
-def settle(url: str, api_key: str, before: Reading | str, client_tokens: int, wait_s: float = _SETTLE_S) -> CrossCheck:
-    """Read until the counts agree or `wait_s` has passed, and judge the last reading."""
+def settle(
+    url: str, api_key: str, before: Reading | str, client_tokens: int, wait_s: float = _SETTLE_S
+) -> tuple[CrossCheck, Reading | str]:
+    """Read until the counts agree or `wait_s` has passed; judge the last reading, and return it too."""
     deadline = time.monotonic() + wait_s
     while True:
-        check = judge(before, read(url, api_key), client_tokens)
-        if check.status != "disagree" or time.monotonic() >= deadline:
-            return check
+        after = read(url, api_key)
+        check = judge(before, after, client_tokens)
+        exact = check.status == "agree" and check.off_by == 0
+        if exact or check.status == "unavailable" or time.monotonic() >= deadline:
+            return check, after
         time.sleep(0.2)

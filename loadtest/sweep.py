@@ -65,9 +65,10 @@ class Outcome:
 
 def run_levels(settings: Settings, levels: Sequence[Level], run: store.Run, watcher: Watcher) -> None:
     """Measure `levels` in order, adding each to `run`. On Ctrl-C the level at hand is kept, `run.interrupted` set."""
+    before: counters.Reading | str | None = None
     for position, level in enumerate(levels):
         watcher.level(level, position, len(levels))
-        outcome, check = measure_level(settings, level, watcher)
+        outcome, check, before = measure_level(settings, level, watcher, before)
         summary = summarise(settings, level, outcome, check)
         run.interrupted = run.interrupted or outcome.interrupted
         store.add(run, summary, outcome.records, outcome.origin)
@@ -76,19 +77,26 @@ def run_levels(settings: Settings, levels: Sequence[Level], run: store.Run, watc
             return
 
 
-def measure_level(settings: Settings, level: Level, watcher: Watcher) -> tuple[Outcome, counters.CrossCheck | None]:
-    key = settings.target.api_key
-    before = counters.read(settings.counters_at, key) if settings.counters_at else ""
+def measure_level(
+    settings: Settings, level: Level, watcher: Watcher, before: counters.Reading | str | None = None
+) -> tuple[Outcome, counters.CrossCheck | None, counters.Reading | str | None]:
+    """Run a level between two readings of the server's counters. `before`: the reading after the level before this.
+
+    The third value is that reading for the next level; None where it must be taken anew.
+    """
+    key, url = settings.target.api_key, settings.counters_at
+    if not url:
+        return run_level(settings, level, watcher), None, None
+    before = before if before is not None else counters.still(url, key)
     outcome = run_level(settings, level, watcher)
-    if not settings.counters_at:
-        return outcome, None
     received = sum(record.output_tokens for record in outcome.records)
-    wait_s = 0.0 if outcome.interrupted else 3.0
     try:
-        return outcome, counters.settle(settings.counters_at, key, before, received, wait_s)
+        check, after = counters.settle(url, key, before, received, 0.0 if outcome.interrupted else 5.0)
     except KeyboardInterrupt:
         outcome.interrupted = True  # the level is whole, only its second opinion is missing
-        return outcome, None
+        return outcome, None, None
+    # Only where both sides agree to the token is nothing of this level still on its way to the counters.
+    return outcome, check, after if check.status == "agree" and check.off_by == 0 else None
 
 
 def summarise(

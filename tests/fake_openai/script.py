@@ -63,6 +63,7 @@ class Script:
     close: bool = False  # answer with Connection: close
     dialect: str = "glm"  # names of the counters: glm, vllm, llamacpp
     counter_scale: float = 1.0  # a lying counter (or another client's traffic)
+    counter_delay_s: float = 0.0  # /metrics shows the counts of so long ago
     refuse_fields: tuple[str, ...] = ()  # request fields answered with 400
     faults: tuple[Fault, ...] = ()
     log_writes: bool = True

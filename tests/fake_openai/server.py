@@ -40,6 +40,7 @@ class Truth:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.log: list[dict[str, Any]] = []
+        self.history: list[tuple[float, int, int]] = []  # (clock, prompt tokens, output tokens) at each answer's end
         self.running = 0
         self.queue: deque[Stream] = deque()
 
@@ -51,6 +52,7 @@ class Truth:
             stream.start()
 
     def ended(self) -> None:
+        self.history.append((perf_counter(), self.prompt_tokens, self.output_tokens))
         self.running -= 1
         while self.queue and self.running < self.script.slots:
             stream = self.queue.popleft()
@@ -60,12 +62,16 @@ class Truth:
 
     def metrics(self) -> bytes:
         output, prompt = _NAMES[self.script.dialect]
-        scale, half = self.script.counter_scale, self.output_tokens // 2
+        prompt_tokens, output_tokens = self.prompt_tokens, self.output_tokens
+        if self.script.counter_delay_s:
+            shown = [row for row in self.history if row[0] <= perf_counter() - self.script.counter_delay_s]
+            prompt_tokens, output_tokens = shown[-1][1:] if shown else (0, 0)
+        scale, half = self.script.counter_scale, output_tokens // 2
         return (
             f"# HELP {output} Tokens made.\n# TYPE {output} counter\n"
             f'{output}{{model="{self.script.model}",half="a"}} {half * scale}\n'
-            f'{output}{{model="{self.script.model}",half="b"}} {(self.output_tokens - half) * scale}\n'
-            f"# TYPE {prompt} counter\n{prompt} {self.prompt_tokens * scale}\n"
+            f'{output}{{model="{self.script.model}",half="b"}} {(output_tokens - half) * scale}\n'
+            f"# TYPE {prompt} counter\n{prompt} {prompt_tokens * scale}\n"
         ).encode()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadtest import metrics, sweep
+from loadtest import counters, metrics, sweep
 from loadtest.plan import Level, Workload
 from loadtest.shard import Live
 from loadtest.verdict import LevelSummary
@@ -60,7 +60,7 @@ def run(
     server.play(script)
     work = Workload(model="fake", output_tokens=output_tokens, words=60, seed=5, extra=extra or {})
     settings = sweep.Settings(Target.parse(server.url), work, slo=slo or {})
-    outcome, check = sweep.measure_level(settings, level, Silent())
+    outcome, check, _ = sweep.measure_level(settings, level, Silent(), counters.read(settings.counters_at))
     summary = sweep.summarise(settings, level, outcome, check)
     window = metrics.window_of(outcome.records, level.concurrency, level.open_loop)
     return Ran(summary, outcome, window, server.log())

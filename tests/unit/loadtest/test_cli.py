@@ -48,6 +48,16 @@ def test_sweep_then_gate_then_compare_then_plot(fake: FakeServer, tmp_path: Path
     (tmp_path / "gates.yaml").write_text("gates: [{metric: output_tok_s, at: 1, min: 1}, {metric: ttft.p95, max: 1}]")
     gated = load("gate", run, tmp_path / "gates.yaml")
     assert gated.returncode == 1
+    mounted = [
+        sys.executable,
+        "-c",
+        "from service.cli import main; main()",
+        "load",
+        "gate",
+        run,
+        tmp_path / "gates.yaml",
+    ]
+    assert subprocess.run(mounted, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode == 1
     assert "FAIL ttft.p95 at 1 is" in gated.stdout
     assert "ok   output_tok_s at 1 is" in gated.stdout
     compared = load("compare", run, run)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest import sweep
 from loadtest.counters import Reading, judge, parse, read
-from loadtest.plan import Level
+from loadtest.plan import Level, Workload
+from loadtest.wire import Target
 from tests.fake_openai import FakeServer, Script
-from tests.unit.loadtest.rig import run
+from tests.unit.loadtest.rig import Silent, run
 
 OURS = 'glm_output_tokens_total{pool="a",le="x y"} 10\nglm_output_tokens_total{pool="b"} 5\nglm_prompt_tokens_total 7\n'
 
@@ -45,6 +47,19 @@ def test_against_a_live_page(fake: FakeServer, dialect: str, name: str) -> None:
     assert ran.summary.crosscheck is not None
     assert (ran.summary.crosscheck.status, ran.summary.crosscheck.dialect) == ("agree", name)
     assert ran.summary.crosscheck.server_tokens == fake.counters()["output_tokens"]
+
+
+def test_counters_that_are_published_late(fake: FakeServer) -> None:
+    """The server shows what it counted 0.6 s ago: requests before the level must not be counted into it."""
+    fake.play(Script(counter_delay_s=0.6))
+    settings = sweep.Settings(Target.parse(fake.url), Workload(model="fake", output_tokens=50, words=60))
+    level = Level(0, 1, requests=2, warmup=0, timeout_s=10)
+    sweep.run_level(settings, level, Silent())  # its 100 tokens are not yet shown when the next level begins
+    outcome, check, after = sweep.measure_level(settings, level, Silent())
+    assert sum(record.output_tokens for record in outcome.records) == 100
+    assert check is not None
+    assert (check.status, check.server_tokens) == ("agree", 100)
+    assert after == Reading("glm5-serve", 200, fake.counters()["prompt_tokens"])
 
 
 def test_a_counter_one_percent_off_makes_the_level_invalid(fake: FakeServer) -> None:

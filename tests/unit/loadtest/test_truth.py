@@ -21,7 +21,7 @@ def test_each_metric_within_two_percent_of_the_truth(fake: FakeServer, concurren
 
 
 def _check_level(fake: FakeServer, concurrency: int) -> None:
-    rounds = 10 if concurrency == 1 else 4
+    rounds = 6 if concurrency == 1 else 4
     level = Level(0, concurrency, requests=rounds * concurrency, ramp_s=CYCLE, timeout_s=30)
     ran = run(fake, SCRIPT, level, output_tokens=OUT, slo={"ttft": TTFT + 4.5 * STEP, "e2el": 60.0})
     m = ran.measured
