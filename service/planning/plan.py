@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from service.planning import calibration as calibrations
+from service.planning.drafts import careful_rate
 from service.planning.hardware import Box
 from service.planning.memory import Memory, memory, split_fault
 from service.planning.settings import VLLM_CAPTURE_SIZES, EngineSettings
@@ -148,7 +149,7 @@ def _best(model: StepModel, aim: Literal["latency", "throughput"], context: int,
             continue
         chosen = replace(settings, slots=fitting)
         trial = StepModel(shape, box, chosen, calibrations.choose(shape, box, chosen))
-        found.append((trial.tokens_per_s(min(users, fitting), context // 2), chosen, trial))
+        found.append((careful_rate(trial, min(users, fitting), context // 2), chosen, trial))
     if not found:  # nothing fits: keep what was asked for, the memory table says so
         return Mode(aim, model.settings, rate(model, users, context // 2), ("nothing fits in memory",))
     # among those as good as the best, the plainest: graphs (the engine's default), no drafts, untuned all-reduce

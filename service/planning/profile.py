@@ -7,7 +7,10 @@ from typing import Any
 import yaml
 
 from service.engines.vllm.options import VllmOptions
+from service.planning import calibration as calibrations
+from service.planning.drafts import schedule
 from service.planning.plan import Mode, Plan
+from service.planning.step_model import StepModel
 
 
 def profile_tree(plan: Plan, model_path: str) -> dict[str, Any]:
@@ -21,7 +24,7 @@ def profile_tree(plan: Plan, model_path: str) -> dict[str, Any]:
     if settings.runtime == "llamacpp":
         pool["engine"] = {"name": "llamacpp"}
     else:
-        pool["engine"] = {"name": "vllm"} | engine_options(throughput)
+        pool["engine"] = {"name": "vllm"} | engine_options(throughput) | _drafts(plan, throughput)
         pool["gpus"] = float(settings.tp)
         if slots > 8:
             pool["reserved_slots"] = min(4, slots // 8)
@@ -47,6 +50,20 @@ def engine_options(mode: Mode) -> dict[str, Any]:
     return {k: v for k, v in wished.items() if getattr(defaults, k, v) != v}
 
 
+def _drafts(plan: Plan, mode: Mode) -> dict[str, Any]:
+    """Draft lengths by batch size, where the model has an MTP layer and any draft pays."""
+    shape, box = plan.model.shape, plan.model.box
+    model = StepModel(shape, box, mode.settings, calibrations.choose(shape, box, mode.settings))
+    ranges = schedule(model, plan.context // 2)
+    longest = max((tokens for _, _, tokens in ranges), default=0)
+    if not longest:
+        return {"mtp_tokens": 0} if shape.mtp_layers else {}
+    found: dict[str, Any] = {"mtp_tokens": longest}
+    if len(ranges) > 1:
+        found["mtp_schedule"] = [list(entry) for entry in ranges]
+    return found
+
+
 def profile_text(plan: Plan, model_path: str) -> str:
     """The YAML, with a head that says what was predicted and how far to trust it."""
     latency = next(m for m in plan.modes if m.aim == "latency")
@@ -56,13 +73,18 @@ def profile_text(plan: Plan, model_path: str) -> str:
         f"# Written by glm5 plan for {plan.model.shape.name} on {plan.model.box.name}.",
         f"# {plan.basis}: {latency.rate.tok_s:.0f} tok/s for one user with latency settings, "
         f"{throughput.rate.tok_s:.0f} tok/s for {throughput.rate.concurrency} users with these (within {band:.0%}).",
-        *(f"# {line}" for line in throughput.reasons),
+        *(f"# {line}" for line in throughput.reasons if "draft" not in line),
     ]
+    body = profile_tree(plan, model_path)
+    engine = body["pools"]["shared"]["engine"]
+    if engine.get("mtp_tokens"):
+        ranges = engine.get("mtp_schedule") or [[1, throughput.settings.slots, engine["mtp_tokens"]]]
+        lengths = ", ".join(f"{first} to {last} requests {tokens}" for first, last, tokens in ranges)
+        head.append(f"# Draft tokens by batch size (if {throughput.settings.acceptance:.0%} are kept): {lengths}.")
     setting = _environment(plan, throughput)
     if setting:
         head.append(f"# Start it with {setting}: the all-reduce that this plan counts on.")
-    body = yaml.safe_dump(profile_tree(plan, model_path), sort_keys=False)
-    return "\n".join(head) + "\n" + body
+    return "\n".join(head) + "\n" + yaml.safe_dump(body, sort_keys=False)
 
 
 def _environment(plan: Plan, mode: Mode) -> str:
