@@ -32,16 +32,16 @@ VARIANTS = {
     "packed": {"packed": True, "bf16_copies": "none"},
     "packed+copies": {"packed": True, "bf16_copies": "all"},
 }
-RANK = dict(
-    hidden_size=6144, num_attention_heads=8, num_key_value_heads=8, q_lora_rank=2048, kv_lora_rank=512,
-    qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, intermediate_size=1536, moe_intermediate_size=256,
-    n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1, vocab_size=19360,
-)  # fmt: skip
-TINY = RANK | dict(
-    hidden_size=256, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=256,
-    qk_nope_head_dim=64, v_head_dim=128, intermediate_size=256, n_routed_experts=4, num_experts_per_tok=2,
-    vocab_size=512,
-)  # fmt: skip
+RANK = {
+    "hidden_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 2048, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "intermediate_size": 1536, "moe_intermediate_size": 256,
+    "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "vocab_size": 19360,
+}  # fmt: skip
+TINY = RANK | {
+    "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 256,
+    "qk_nope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "vocab_size": 512,
+}  # fmt: skip
 
 
 def config_of(sizes: dict[str, int], layers: int) -> dict[str, object]:
@@ -155,9 +155,11 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, obje
     with tempfile.TemporaryDirectory() as folder:
         sizes = TINY if tiny else RANK
         (Path(folder) / "config.json").write_text(json.dumps(config_of(sizes, layers)))
-        graphs = dict(mode=3 if compiled else 0, cudagraph_mode="FULL_DECODE_ONLY", cudagraph_capture_sizes=list(users))
+        graphs: dict[str, object] = {
+            "mode": 3 if compiled else 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(users),
+        }  # fmt: skip
         if tiny:
-            graphs = dict(mode=0, custom_ops=["-rotary_embedding"])
+            graphs = {"mode": 0, "custom_ops": ["-rotary_embedding"]}
         engine = LLM(
             folder, load_format="synthetic", quantization="gguf", skip_tokenizer_init=True, max_model_len=2048,
             max_num_seqs=max(users), max_num_batched_tokens=1024 if not tiny else 64, enforce_eager=tiny,
@@ -185,7 +187,7 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, obje
 
 
 def time_replay(worker: object, users: int) -> dict[str, object]:
-    """GPU milliseconds of the captured graph for `users` sequences, of the head, and the graph's time by kernel class."""
+    """GPU milliseconds of the captured graph for `users` sequences, of the head, and of the graph by kernel class."""
     import torch
 
     from service.engines.vllm.kernels.measure import graph_us
@@ -226,15 +228,15 @@ def time_replay(worker: object, users: int) -> dict[str, object]:
 
 def kernel_class(name: str) -> str:
     """Which part of the step a CUDA kernel belongs to, by its name."""
-    table = (
-        ("experts", ("w13_", "w2_pair", "w2_group", "group_kernel", "sum_kernel", "moe_vec", "moe_q", "moe_sum", "moe_align", "act_and_mul", "silu")),
-        ("linears", ("linear_kernel", "mul_mat", "quantize_q8", "gemm", "nvjet", "cutlass", "gemv", "splitK", "rows_kernel", "scale_kernel")),
-        ("attention", ("mla", "flash", "attention", "fwd", "combine", "concat_and_cache", "reshape_and_cache")),
-        ("routing", ("topk", "routing", "sort", "random", "philox", "uniform", "distribution")),
-        ("norms and elementwise", ("norm", "rotary", "triton_", "elementwise", "cat", "copy", "reduce", "fill")),
-    )  # fmt: skip
+    table = {
+        "experts": "w13_ w2_pair w2_group group_kernel sum_kernel moe_vec moe_q moe_sum moe_align act_and_mul silu",
+        "linears": "linear_kernel mul_mat quantize_q8 gemm nvjet cutlass gemv splitk rows_kernel scale_kernel",
+        "attention": "mla flash attention fwd combine concat_and_cache reshape_and_cache",
+        "routing": "topk routing sort random philox uniform distribution",
+        "norms and elementwise": "norm rotary triton_ elementwise cat copy reduce fill",
+    }
     low = name.lower()
-    return next((label for label, parts in table if any(p.lower() in low for p in parts)), "other")
+    return next((label for label, parts in table.items() if any(p in low for p in parts.split())), "other")
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ class LinearTile:
 
 @dataclass(frozen=True)
 class MoeTile:
-    """How the two expert products run. `grouped`: tokens are sorted by expert first; else one program a (token, expert).
+    """How the two expert products run. `grouped`: tokens are sorted by expert first; else a program a (token, expert).
 
     `w13`, `w2` as LinearTile; in grouped mode both have one `bm` and no split. `loop`: n blocks a w2 program does.
     """

@@ -13,6 +13,9 @@ does its work again with each token scaled by a power of two. The usual case pay
 loop would cost registers, and so occupancy: launchers cap them (`registers`), and what spills is used outside the loop.
 """
 
+# Triton functions are not Python functions: types are the compiler's business.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -20,7 +23,7 @@ import triton.language as tl
 
 
 @triton.constexpr_function
-def _decode_asm(form, j):  # type: ignore[no-untyped-def]
+def _decode_asm(form, j):
     """PTX that turns four bytes of `low` (and of `high`) into four weights for k and four for k + 32, as f16x2 pairs.
 
     `j`: which piece of 64 inside the 256 that a byte of `high` spans. Operands: $0-$1 weights k, $2-$3 weights k + 32,
@@ -65,7 +68,7 @@ def _decode_asm(form, j):  # type: ignore[no-untyped-def]
 
 
 @triton.constexpr_function
-def _bits(word, source, target, width):  # type: ignore[no-untyped-def]
+def _bits(word, source, target, width):
     """Move `width` bits of every byte of $5 from bit `source` to bit `target`, and or them into `word`."""
     mask = f"0x{((1 << width) - 1) << target:02x}" + f"{((1 << width) - 1) << target:02x}" * 3
     move = f"shl.b32 t, $5, {target - source};" if source < target else f"shr.u32 t, $5, {source - target};"
@@ -73,7 +76,7 @@ def _bits(word, source, target, width):  # type: ignore[no-untyped-def]
 
 
 @triton.constexpr_function
-def _table(out, source):  # type: ignore[no-untyped-def]
+def _table(out, source):
     """Low nibbles of `source` -> bytes IQ4_VALUES + 128 in `out`. The table: 01 18 2d 3f 4f 5d 6a 76 | 81 8d ..."""
     return (
         f"and.b32 t, {source}, 0x0f0f0f0f; shr.u32 u, t, 4; or.b32 t, t, u; prmt.b32 t, t, t, 0x2020; "
@@ -84,7 +87,7 @@ def _table(out, source):  # type: ignore[no-untyped-def]
 
 
 @triton.constexpr_function
-def _constraints(form):  # type: ignore[no-untyped-def]
+def _constraints(form):
     """Four early-clobber outputs, then as many inputs as `_decode_asm(form)` reads."""
     return ",".join(["=&r"] * 4 + ["r"] * {4: 9, 5: 10, 6: 6, 8: 6, 14: 5}[form])
 
@@ -178,7 +181,7 @@ def _plain(p, p2, h, s, a, b, J: tl.constexpr, r32, FORM: tl.constexpr):
 
 @triton.jit
 def tokens(x, k, K, row_ok, factor, MASK_K: tl.constexpr, SCALED: tl.constexpr):
-    """fp16 tile [32, BM] of tokens k..k+31, if SCALED times `factor` [BM]. x: pointers [1, BM] to each token's first element."""
+    """fp16 tile [32, BM] of tokens k..k+31, if SCALED times `factor` [BM]. x [1, BM] points to each token's start."""
     r = k + tl.arange(0, 32)[:, None]
     ok = row_ok[None, :] & (r < K) if MASK_K else row_ok[None, :] & (r >= 0)
     v = tl.load(x + r, mask=ok, other=0.0)

@@ -17,7 +17,8 @@ import torch
 from service.engines.vllm.kernels import offline
 from service.engines.vllm.kernels import reference as ref
 from service.engines.vllm.kernels.choose import LinearTile, MoeTile
-from service.engines.vllm.kernels.linear import COUNTERS, dense, launch_linear, linear, linear_kernel
+from service.engines.vllm.kernels.linear import COUNTERS, dense, launch_linear, linear
+from service.engines.vllm.kernels.linear_device import linear_kernel
 from service.engines.vllm.kernels.moe import Kernels, launch
 from service.engines.vllm.kernels.repack import AFFINE4, AFFINE5, BITS, SUBNORMAL, TOP, Packed
 
@@ -122,7 +123,7 @@ def graph_us(call: Callable[[int], object], copies: int, replays: int = 7) -> fl
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1000 / copies / rounds)
-    return sorted(times)[len(times) // 2]
+    return float(sorted(times)[len(times) // 2])
 
 
 def random_packed(form: int, n: int, k: int, experts: int, gen: torch.Generator) -> Packed:

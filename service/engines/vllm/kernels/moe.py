@@ -83,22 +83,23 @@ def launch(
     n13, n2 = w13.rows // tile.w13.bn, w2.rows // tile.w2.bn
     assert w13.rows % tile.w13.bn == 0 and w2.rows % (tile.w2.bn * tile.loop) == 0, tile
     assert units13 % tile.w13.split == 0, tile
-    common13 = dict(
-        FORM=w13.form, UNIT=step13, MASK_K=w13.pieces * 64 != w13.k, ASM=asm_for(x),
-        BN=tile.w13.bn, BM=tile.w13.bm, STAGES=tile.w13.stages, num_warps=tile.w13.warps,
-        maxnreg=registers(tile.w13),
-    )  # fmt: skip
-    common2 = dict(
-        UNITS=units2, FORM=w2.form, UNIT=step2, MASK_K=w2.pieces * 64 != w2.k,
-        ASM=asm_for(x), BN=tile.w2.bn, BM=tile.w2.bm, STAGES=tile.w2.stages, num_warps=tile.w2.warps,
-    )  # fmt: skip
+    common13: dict[str, Any] = {
+        "FORM": w13.form, "UNIT": step13, "MASK_K": w13.pieces * 64 != w13.k, "ASM": asm_for(x),
+        "BN": tile.w13.bn, "BM": tile.w13.bm, "STAGES": tile.w13.stages, "num_warps": tile.w13.warps,
+        "maxnreg": registers(tile.w13),
+    }  # fmt: skip
+    common2: dict[str, Any] = {
+        "UNITS": units2, "FORM": w2.form, "UNIT": step2, "MASK_K": w2.pieces * 64 != w2.k,
+        "ASM": asm_for(x), "BN": tile.w2.bn, "BM": tile.w2.bm, "STAGES": tile.w2.stages, "num_warps": tile.w2.warps,
+    }  # fmt: skip
     if not tile.grouped:
         split = tile.w13.split
         assert n13 * m * top_k <= COUNTERS - 4 or split == 1, tile
         partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
         k.w13_pair[(n13, m * top_k, split)](
             x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
-            w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1, HAS_MAP=has_map, **common13,
+            w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1,
+            HAS_MAP=has_map, **common13,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
             inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,

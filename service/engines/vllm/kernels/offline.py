@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from service.engines.vllm.kernels.choose import LinearTile, MoeTile
-from service.engines.vllm.kernels.linear import COUNTERS, launch_linear, linear_kernel
+from service.engines.vllm.kernels.linear import COUNTERS, launch_linear
+from service.engines.vllm.kernels.linear_device import linear_kernel
 from service.engines.vllm.kernels.moe import Kernels, launch
 from service.engines.vllm.kernels.repack import AFFINE5, SIGNED6, SIGNED8, TABLE4, Packed
 
 SHARED_LIMIT = {90: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory one block may use, by compute capability (CUDA programming guide, technical specifications)."""
+"""Bytes of shared memory a block may use, by compute capability (CUDA programming guide, compute capabilities)."""
 
 TYPES = {
     torch.float16: "*fp16",
@@ -51,7 +52,7 @@ class Resources:
 
 @dataclass
 class Recorder:
-    """Stands in a launcher where a kernel would: `[grid](args)` compiles it for `capability` and notes the resources."""
+    """Stands in a launcher where a kernel would: `[grid](args)` compiles it for `capability` and notes resources."""
 
     kernel: Any
     capability: int

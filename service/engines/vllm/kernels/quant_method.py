@@ -1,4 +1,4 @@
-"""Slots the packed kernels into vLLM through vllm-gguf-plugin: its classes load the raw bytes, ours repack and run them.
+"""Slots the packed kernels into vLLM through vllm-gguf-plugin: its classes load raw bytes, ours repack and run them.
 
 `register()` wraps GGUFConfig.get_quant_method, so it works with whatever patched that before; call it last. Settings
 come from vLLM's `additional_config`: {"glm5": {"packed": true, "bf16_copies": "none" | "lm_head" | "all"}}.
@@ -99,7 +99,7 @@ def classes() -> dict[type, Callable[..., Any]]:
 
         def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             if not hasattr(layer, "glm5_parts"):
-                return super().apply(layer, x, bias)  # type: ignore[no-any-return]
+                return super().apply(layer, x, bias)
             flat = x.reshape(-1, x.shape[-1])
             outs = [
                 torch.ops.glm5.packed_linear(
@@ -115,7 +115,7 @@ def classes() -> dict[type, Callable[..., Any]]:
 
         def embedding(self, layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
             if not hasattr(layer, "glm5_parts"):
-                return super().embedding(layer, x)  # type: ignore[no-any-return]
+                return super().embedding(layer, x)
             rows = torch.ops.glm5.packed_embed(
                 x.flatten(), *planes_of(layer, 0), *layer.glm5_parts[0], self.params_dtype
             )
@@ -152,12 +152,12 @@ def classes() -> dict[type, Callable[..., Any]]:
             shared_experts_input: torch.Tensor | None,
         ) -> torch.Tensor:
             if not hasattr(layer, "glm5_w13"):
-                return super().apply(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)  # type: ignore[no-any-return]
+                return super().apply(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)
             if layer.apply_router_weight_on_input:
                 raise NotImplementedError("router weights on the input are not supported by the packed experts")
             form13, _, _, alpha13 = layer.glm5_w13
             form2, _, inner, alpha2 = layer.glm5_w2
-            return torch.ops.glm5.packed_experts(  # type: ignore[no-any-return]
+            return torch.ops.glm5.packed_experts(
                 x, layer.glm5_w13_low, layer.glm5_w13_high, layer.glm5_w13_scales, layer.glm5_w2_low,
                 layer.glm5_w2_high, layer.glm5_w2_scales, topk_weights, topk_ids, layer.expert_map,
                 layer.glm5_counters, form13, form2, inner, alpha13, alpha2,
@@ -211,7 +211,7 @@ def packed_numbers(w: Packed) -> tuple[int, int, int, float]:
 
 def keep(layer: torch.nn.Module, parts: list[Packed], copy: torch.dtype | None) -> None:
     """Hang the parts on the layer as buffers (not in its state dict), with dense copies of type `copy` if given."""
-    layer.glm5_parts = [packed_numbers(w) for w in parts]  # type: ignore[assignment]
+    layer.glm5_parts = [packed_numbers(w) for w in parts]
     for i, w in enumerate(parts):
         for plane in ("low", "high", "scales"):
             layer.register_buffer(f"glm5_{plane}_{i}", getattr(w, plane), persistent=False)
@@ -221,7 +221,7 @@ def keep(layer: torch.nn.Module, parts: list[Packed], copy: torch.dtype | None) 
 
 
 def planes_of(layer: torch.nn.Module, i: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return tuple(getattr(layer, f"glm5_{plane}_{i}") for plane in ("low", "high", "scales"))  # type: ignore[return-value]
+    return tuple(getattr(layer, f"glm5_{plane}_{i}") for plane in ("low", "high", "scales"))
 
 
 def forget(layer: torch.nn.Module, *names: str) -> None:

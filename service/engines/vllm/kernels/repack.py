@@ -2,14 +2,17 @@
 
 Five forms cover ten GGML types. K runs in pieces of 64 weights ("kb"); N is padded to a multiple of 64 with zero rows.
 
-| form    | types            | low [E, KB, N, 32] uint8         | high uint8                 | scales [E, KB, N]      | bits |
-|---------|------------------|----------------------------------|----------------------------|------------------------|------|
-| AFFINE4 | Q4_0, Q4_1, Q4_K | nibbles: k (low) and k+32 (high) | none                       | int64 (s0, o0, s1, o1) | 5.0  |
-| AFFINE5 | Q5_0, Q5_1, Q5_K | as above, low 4 bits             | [E, KB/4, N, 32]: bit g =  | as above               | 6.0  |
-|         |                  |                                  | group g of 32 of 256       |                        |      |
-| SIGNED6 | Q6_K             | as above, low 4 bits             | [E, KB/2, N, 32]: 2 bits   | int64, one per 16      | 7.0  |
-| SIGNED8 | Q8_0             | [E, 2 KB, N, 32]: int8           | none                       | int32 (s0, s1)         | 8.5  |
-| TABLE4  | IQ4_NL, IQ4_XS   | as AFFINE4                       | none                       | int32 (s0, s1)         | 4.5  |
+AFFINE4  5.0 bits a weight, Q4_0 Q4_1 Q4_K:  nibbles; s and o for each 32
+AFFINE5  6.0, Q5_0 Q5_1 Q5_K:                nibbles, 1 high bit; s and o for each 32
+SIGNED6  7.0, Q6_K:                          nibbles, 2 high bits; s for each 16
+SIGNED8  8.5, Q8_0:                          int8; s for each 32
+TABLE4   4.5, IQ4_NL IQ4_XS:                 nibbles that index a table; s for each 32
+
+low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). SIGNED8: int8 [E, 2 KB, N, 32].
+high    uint8. AFFINE5 [E, KB/4, N, 32]: bit g of a byte belongs to group g of 32 of the 256. SIGNED6 [E, KB/2, N, 32]:
+        two bits for each of the four groups of 32. Otherwise empty.
+scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, int64 (s0..s3) for
+        SIGNED6, int32 (s0, s1) for the others.
 
 Scales are fp16, times a power of two chosen per tensor so that the largest sits just under fp16's limit: `alpha`
 undoes it on the output. So no scale overflows, and subnormal ones become normal (Q4_K with d = 6e-8 is exact).

@@ -15,9 +15,19 @@ from pathlib import Path
 
 import torch
 
-from service.engines.vllm.kernels.choose import LinearTile, MoeTile, Table, dump, linear_key, moe_key
+from service.engines.vllm.kernels.choose import (
+    LinearTile,
+    MoeTile,
+    Table,
+    dump,
+    linear_key,
+    linear_tile,
+    moe_key,
+    moe_tile,
+)
 from service.engines.vllm.kernels.linear import COUNTERS, linear, unit
 from service.engines.vllm.kernels.measure import Bench, Job, LinearShape, MoeShape, graph_us, precompile
+from service.engines.vllm.kernels.offline import Resources, linear_resources, moe_resources
 
 GLM5_LINEARS = (
     LinearShape("q_a+kv_a", 4, 2624, 6144),
@@ -86,14 +96,15 @@ def moe_candidates(shape: MoeShape, m: int) -> Iterator[MoeTile]:
         for bm in (b for b in (8, 16, 32, 64, 128) if each / 2 <= b <= 4 * each + 8):
             bns = [bn for bn in (64, 128) if bn * bm <= 8192]
             w13s = [LinearTile(bn, bm, 1, w, st) for bn in bns for w, st in _depths(bn, bm)]
-            w2s = [
-                (LinearTile(bn, bm, 1, w, st), n)
-                for bn in (64, 128)
+            downs = [
+                (LinearTile(bn, bm, 1, w, st), loop)
+                for bn in bns
                 for w, st in _depths(bn, bm)
-                for n in (2, 4, 8, 16)
+                for loop in (2, 4, 8, 16)
+                if shape.hidden % (bn * loop) == 0
             ]
-            yield from (MoeTile(True, w13, *w2s[0]) for w13 in w13s)
-            yield from (MoeTile(True, w13s[0], *w2) for w2 in w2s[1:])
+            yield from (MoeTile(True, w13, *downs[0]) for w13 in w13s)
+            yield from (MoeTile(True, w13s[0], w2, loop) for w2, loop in downs[1:])
 
 
 def _depths(bn: int, bm: int) -> list[tuple[int, int]]:
@@ -119,7 +130,7 @@ def tune(
 
     `save` is called with what is known so far after each shape.
     """
-    wanted: list[tuple[LinearShape | MoeShape, int, list[LinearTile] | list[MoeTile]]] = []
+    wanted: list[tuple[LinearShape | MoeShape, int, Sequence[LinearTile | MoeTile]]] = []
     wanted += [(s, m, list(linear_candidates(s, m))) for s in linears for m in linear_m]
     wanted += [(s, m, list(moe_candidates(s, m))) for s in moes for m in moe_m]
     jobs: dict[tuple[object, ...], Job] = {}
@@ -131,25 +142,29 @@ def tune(
     say(f"compiled {len(jobs)} candidates, {len(broken)} failed {[e for e in errors if e][:1]}")
     properties = torch.cuda.get_device_properties(0)
     table = Table(properties.name, properties.multi_processor_count, {}, {})
-    results = []
-    for shape in (*linears, *moes):
+    results: list[Result] = []
+    shapes: list[LinearShape | MoeShape] = [*linears, *moes]
+    for shape in shapes:
         bench = Bench(shape)
         for _, m, tiles in (w for w in wanted if w[0] == shape):
             usable = [t for t in tiles if compiled_as(shape, t) not in broken]
             if isinstance(shape, LinearShape):
-                result = _best_linear(bench, shape, m, usable)
+                result = _best_linear(bench, shape, m, [t for t in usable if isinstance(t, LinearTile)])
+                assert not isinstance(result.tile, MoeTile)
                 key = linear_key(shape.form, -(-shape.n // 64) * 64, shape.k)
-                table.linear.setdefault(key, {})[m] = result.tile  # type: ignore[assignment]
+                table.linear.setdefault(key, {})[m] = result.tile
             else:
-                result = _best_moe(bench, shape, m, usable)
+                result = _best_moe(bench, shape, m, [t for t in usable if isinstance(t, MoeTile)])
+                assert isinstance(result.tile, MoeTile)
                 key = moe_key(*shape.forms, shape.experts, shape.inner, shape.hidden)
-                table.moe.setdefault(key, {})[m] = result.tile  # type: ignore[assignment]
+                table.moe.setdefault(key, {})[m] = result.tile
             results.append(result)
             if not result.error <= LIMIT:
                 raise RuntimeError(f"{shape.name} M={m}: {result.tile} is wrong by {result.error:.1e}")
             floor = shape.floor_us(m, bandwidth)
             say(
-                f"{shape.name:20s} M={m:5d} {result.us:8.1f} us  floor {floor:6.1f}  {result.error:.1e}  {brief(result.tile)}"
+                f"{shape.name:20s} M={m:5d} {result.us:8.1f} us  floor {floor:6.1f}  {result.error:.1e}  "
+                f"{brief(result.tile)}"
             )
         del bench
         save(table)
@@ -210,6 +225,21 @@ def _or_never(time_us: Callable[[], float]) -> float:
         return time_us()
     except OutOfResources:
         return float("inf")
+
+
+def resources(capability: int) -> Iterator[Resources]:
+    """What the kernels need that GLM-5's rank would run at 1 to 1024 tokens, by the rules of choose.py."""
+    for m in (1, 16, 64, 256, 1024):
+        seen = set()
+        for shape in GLM5_LINEARS:
+            pieces, rows = shape.k // 64, -(-shape.n // 64) * 64
+            tile = linear_tile(Table(), shape.form, rows, pieces, unit(shape.form, pieces), m)
+            if tile is not None and compiled_as(shape, tile) not in seen:
+                seen.add(compiled_as(shape, tile))
+                yield from linear_resources(shape.form, shape.n, shape.k, m, tile, capability)
+        moe = GLM5_MOE[0]
+        chosen = moe_tile(Table(), moe.forms, moe.experts, moe.inner, moe.hidden, m, moe.top_k, moe.hidden // 256)
+        yield from moe_resources(moe.forms, moe.experts, moe.inner, moe.hidden, m, moe.top_k, chosen, capability)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
