@@ -52,7 +52,7 @@ def test_whole_service_gives_llamacpps_text(model: object, workplace: Path, plug
         with client.stream("POST", "/v1/completions", json={**body, "max_tokens": 400, "stream": True}) as leaving:
             next(leaving.iter_lines())
         deadline = time.monotonic() + 10
-        while service.metric("glm_running_requests") > 0:
+        while service.metric("glm_requests_running") > 0:
             assert time.monotonic() < deadline
             time.sleep(0.2)
 

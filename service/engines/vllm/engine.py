@@ -41,6 +41,7 @@ class VllmEngine:
         self._running = self._requests = self._output = self._prompt = 0
         self._busy_s, self._busy_since = 0.0, 0.0
         self._notes: list[str] = []
+        self._slow_kernels = False
 
     async def load(self, report: Report) -> ModelCard:
         """Check, start, judge. Raises UserError for a file or setting that cannot be served rightly."""
@@ -90,7 +91,7 @@ class VllmEngine:
             return None, launch.Model(self._path, self._served, kind, None, self._context, self._slots)
         versions.check_entry_point()
         if not on_cpu:
-            versions.check_kernels(allow_slow=options.allow_slow_kernels)
+            self._slow_kernels = not versions.check_kernels(allow_slow=options.allow_slow_kernels)
         header = read_header(self._path)
         attention = choose_attention(header, options.attention, self._context, on_cpu=on_cpu)
         setup = Setup(
@@ -194,6 +195,7 @@ class VllmEngine:
             drafted=books.drafted,
             accepted=books.accepted,
             alive=self._layer is not None and self._layer.alive,
+            extra={"kernel_fallback": float(self._slow_kernels)},
         )
 
     async def close(self) -> None:

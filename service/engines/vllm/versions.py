@@ -51,9 +51,9 @@ def check_entry_point() -> None:
         raise UserError("glm5-serve's vLLM plugin is not registered: install the package (pip install -e .)")
 
 
-def check_kernels(*, allow_slow: bool) -> None:
+def check_kernels(*, allow_slow: bool) -> bool:
     """On GPUs the plugin's compiled kernels must be there: without them it falls back to Triton, 300 µs where 11 are
-    needed, and says nothing. Raises UserError."""
+    needed, and says nothing. Whether they are. Raises UserError when not, unless `allow_slow`."""
     import torch
     from vllm_gguf_plugin import ops
 
@@ -70,3 +70,4 @@ def check_kernels(*, allow_slow: bool) -> None:
             f"vllm-gguf-plugin's CUDA kernels are not loaded: {reason}. Without them decoding is 30 times slower; "
             f"install torch {TORCH} with the plugin {PLUGIN}, or set allow_slow_kernels: true"
         )
+    return loaded
