@@ -36,6 +36,9 @@ def plan(
     kv: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
     allreduce: Annotated[str, typer.Option(help="default, best, or an algorithm of the link.")] = "default",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the best settings as a profile.")] = None,
+    boxes: Annotated[
+        int, typer.Option(min=1, max=4096, help="Boxes that the profile is for; two or more: two pools.")
+    ] = 1,
     plot: Annotated[Path | None, typer.Option(help="Write a picture (png, svg, pdf).")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List shapes and boxes, then stop.")] = False,
     json_: JsonOption = False,
@@ -88,7 +91,7 @@ def plan(
         plot_plan(made, plot)
         typer.echo(f"wrote {plot}", err=True)
     if output:
-        _write(output, profile.profile_text(made, file or "GLM-5.gguf"))
+        _write(output, profile.profile_text(made, file or "GLM-5.gguf", boxes))
         typer.echo(f"wrote {output}: glm5 serve {output}", err=True)
     if not made.fits:
         raise typer.Exit(1)

@@ -13,23 +13,29 @@ from service.planning.plan import Mode, Plan
 from service.planning.step_model import StepModel
 
 
-def profile_tree(plan: Plan, model_path: str) -> dict[str, Any]:
-    """Plain data for service.config.parse. One GPU box has room for one replica: a `shared` pool with the throughput
-    settings and slots reserved for priority requests; an engine option that this version lacks is left out."""
-    throughput = next(m for m in plan.modes if m.aim == "throughput")
-    settings = throughput.settings
-    slots = settings.slots
-    tree: dict[str, Any] = {"model": {"path": model_path, "context_tokens": plan.context}}
-    pool: dict[str, Any] = {"slots": slots, "min_replicas": 1, "max_replicas": 1}
-    if settings.runtime == "llamacpp":
-        pool["engine"] = {"name": "llamacpp"}
+def profile_tree(plan: Plan, model_path: str, boxes: int = 1) -> dict[str, Any]:
+    """Plain data for service.config.parse. One box has room for one replica: a `shared` pool with the throughput
+    settings and slots reserved for priority requests. More boxes: a quarter of them (one at least) for the latency
+    pool, the rest for the throughput pool."""
+    latency, throughput = (next(m for m in plan.modes if m.aim == aim) for aim in ("latency", "throughput"))
+    pools: dict[str, Any]
+    if boxes == 1:
+        pools = {"shared": _pool(plan, throughput, 1)}
+        slots = throughput.settings.slots
+        if slots > 8 and throughput.settings.runtime != "llamacpp":
+            pools["shared"]["reserved_slots"] = min(4, slots // 8)
     else:
-        pool["engine"] = {"name": "vllm"} | engine_options(throughput) | _drafts(plan, throughput)
-        pool["gpus"] = float(settings.tp)
-        if slots > 8:
-            pool["reserved_slots"] = min(4, slots // 8)
-    tree["pools"] = {"shared": pool}
-    return tree
+        fast = max(1, boxes // 4)
+        pools = {"latency": _pool(plan, latency, fast), "throughput": _pool(plan, throughput, boxes - fast)}
+    return {"model": {"path": model_path, "context_tokens": plan.context}, "pools": pools}
+
+
+def _pool(plan: Plan, mode: Mode, replicas: int) -> dict[str, Any]:
+    pool: dict[str, Any] = {"slots": mode.settings.slots, "min_replicas": 1, "max_replicas": replicas}
+    if mode.settings.runtime == "llamacpp":
+        return pool | {"engine": {"name": "llamacpp"}}
+    engine = {"name": "vllm"} | engine_options(mode) | _drafts(plan, mode)
+    return pool | {"engine": engine, "gpus": float(mode.settings.tp)}
 
 
 def engine_options(mode: Mode) -> dict[str, Any]:
@@ -64,7 +70,7 @@ def _drafts(plan: Plan, mode: Mode) -> dict[str, Any]:
     return found
 
 
-def profile_text(plan: Plan, model_path: str) -> str:
+def profile_text(plan: Plan, model_path: str, boxes: int = 1) -> str:
     """The YAML, with a head that says what was predicted and how far to trust it."""
     latency = next(m for m in plan.modes if m.aim == "latency")
     throughput = next(m for m in plan.modes if m.aim == "throughput")
@@ -75,8 +81,8 @@ def profile_text(plan: Plan, model_path: str) -> str:
         f"{throughput.rate.tok_s:.0f} tok/s for {throughput.rate.concurrency} users with these (within {band:.0%}).",
         *(f"# {line}" for line in throughput.reasons if "draft" not in line),
     ]
-    body = profile_tree(plan, model_path)
-    engine = body["pools"]["shared"]["engine"]
+    body = profile_tree(plan, model_path, boxes)
+    engine = (body["pools"].get("shared") or body["pools"]["throughput"])["engine"]
     if engine.get("mtp_tokens"):
         ranges = engine.get("mtp_schedule") or [[1, throughput.settings.slots, engine["mtp_tokens"]]]
         lengths = ", ".join(f"{first} to {last} requests {tokens}" for first, last, tokens in ranges)

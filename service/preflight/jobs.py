@@ -137,7 +137,13 @@ def _group(job: dict[str, Any]) -> int:
 
     rank = int(job["rank"])
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method=f"file://{job['store']}", rank=rank, world_size=int(job["world"]))
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{job['store']}",
+        rank=rank,
+        world_size=int(job["world"]),
+        device_id=torch.device("cuda", rank),
+    )
     return rank
 
 
@@ -203,6 +209,7 @@ def _reducer(name: str, rank: int) -> tuple[Callable[[Any], Any] | None, str]:
         import torch.distributed._symmetric_memory as symmetric_memory
 
         symmetric: Any = symmetric_memory
+        symmetric.enable_symm_mem_for_group(world.group_name)
         buffer = symmetric.empty(max(SIZES_OF_ONESHOT) // 2, dtype=torch.bfloat16, device=f"cuda:{rank}")
         symmetric.rendezvous(buffer, world)
     except Exception as error:  # noqa: BLE001  (any fault means: not here)
@@ -234,7 +241,8 @@ def _time(run: Callable[[Any], Any], x: Any, name: str) -> tuple[float | None, b
     graph = None
     if name != "vllm-custom":
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # thread_local: NCCL's watchdog thread may query events meanwhile, which is no fault of the capture
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(PER_GRAPH):
                 run(x)
     times = []

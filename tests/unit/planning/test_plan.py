@@ -154,6 +154,16 @@ def test_the_profile_is_accepted_by_serve(hw: str, tmp_path: Path):
     assert pool.gpus == (0 if hw == "cpu-2core" else 8)
 
 
+def test_two_boxes_get_two_pools(tmp_path: Path):
+    path = tmp_path / "profile.yaml"
+    result = CliRunner().invoke(plan_app, ["--shape=glm-5", "-o", str(path), "--context", "2048", "--boxes", "8"])
+    assert result.exit_code == 0, result.output
+    pools = config.load(path).pools
+    assert (pools["latency"].max_replicas, pools["throughput"].max_replicas) == (2, 6)
+    assert (pools["latency"].slots, pools["throughput"].slots) == (4, 32)
+    assert pools["latency"].engine.mode == "interactivity"
+
+
 def test_a_profile_says_what_it_rests_on():
     text = profile_text(make(), "x.gguf")
     assert "predicted" in text
