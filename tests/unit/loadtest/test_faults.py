@@ -88,3 +88,17 @@ def test_slow_slots_are_waiting_not_errors(fake: FakeServer) -> None:
     assert ran.measured.failed == 0
     assert ran.measured.ttft is not None
     assert ran.measured.ttft.p50 > 0.1
+
+
+async def test_a_dead_server_is_given_up_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from time import perf_counter
+
+    from loadtest import client
+    from loadtest.plan import Share, Workload
+
+    monkeypatch.setattr(client, "_BACKOFF_MAX_S", 0.001)  # else the pauses alone take 17 s
+    share = Share(Target("127.0.0.1", 9, False, ""), Workload("m", words=40), Level(0, 2, requests=500), (0, 1), 500)
+    mine = client.Client(share)
+    await mine.run(perf_counter())
+    assert mine.gave_up.startswith("12 failures in a row: connect")
+    assert 12 <= len(mine.records) <= 26

@@ -63,6 +63,14 @@ def test_flex_may_spill_where_the_profile_says_so() -> None:
     assert pick(Wish("priority", None), two(FULL, UP), allowed).pool == "latency"
 
 
+def test_auto_goes_where_it_is_promised_to_be_served_first() -> None:
+    shorter = PoolView(True, {"priority": 1.0, "default": 3.0, "flex": 3.0})
+    allowed = Spill(to_latency=True)
+    assert pick(Wish("auto", None), two(shorter, FULL), allowed) == Choice("latency", "default", "spill")
+    assert pick(Wish("default", None), two(shorter, FULL), allowed).pool == "throughput"
+    assert pick(Wish("auto", None), two(shorter, FULL), Spill()).pool == "throughput"
+
+
 def test_nothing_ready_says_when() -> None:
     with pytest.raises(NotReady) as refused:
         pick(Wish(None, None), two(DOWN, PoolView(False, FREE, eta_s=12.0)), Spill())
@@ -112,7 +120,10 @@ def test_whatever_is_asked(wish: Wish, pools: dict[PoolName, PoolView], spill: S
     if wish.tier in TIERS:
         assert choice.tier == wish.tier, "an explicit tier is kept"
     if choice.reason == "spill":
-        assert pools[choice.pool].wait_s[choice.tier] == 0.0, "never from one queue into another"
+        (left,) = [view for name, view in pools.items() if name != choice.pool]
+        wait, other = pools[choice.pool].wait_s[choice.tier], left.wait_s[choice.tier]
+        assert wait < other, "never into a longer queue"
+        assert wait == 0.0 or wish.tier in (None, "auto"), "an explicit tier never from one queue into another"
         assert wish.mode is None
     if wish.mode in pools and pools[wish.mode].ready:
         assert choice.pool == wish.mode, "a mode is obeyed"
