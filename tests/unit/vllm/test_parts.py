@@ -280,8 +280,15 @@ def test_comparison_with_a_reference() -> None:
 
 def test_batch_must_not_matter() -> None:
     alone = SOUND[0]
-    assert canary.batch_faults(alone, [alone] * 8, 0.02) == []
-    assert "alone and in a batch of 8" in canary.batch_faults(alone, [alone] * 7 + [probe(1, [5], 0.1)], 0.02)[0]
+    allowed = Tolerance(0.02, 0.02)
+    assert canary.batch_faults(alone, [alone] * 8, allowed) == []
+    assert "alone and in a batch of 8" in canary.batch_faults(alone, [alone] * 7 + [probe(1, [5], 0.1)], allowed)[0]
+
+
+def test_decoding_must_equal_reading() -> None:
+    allowed = Tolerance(0.02, 0.02)
+    assert canary.replay_faults(SOUND[0], SOUND[0], allowed) == []
+    assert "CUDA graphs or the KV cache" in canary.replay_faults(SOUND[0], probe(1, [5, 9, 3], 0.1), allowed)[0]
 
 
 def test_reference_survives_its_file_and_strangers_do_not() -> None:
