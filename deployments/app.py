@@ -13,6 +13,7 @@ from deployments.replica import Replica
 from service.config import Config, parse
 
 NAME = "glm5"
+BUILDER = "deployments.app:build"
 INGRESS_ONGOING = 100_000
 """The ingress admits by its own books (service/admission); Serve must not queue in front of it."""
 
@@ -25,7 +26,16 @@ def build(profile: Config | dict[str, Any]) -> Application:
     for name, pool in config.pools.items():
         scaling: dict[str, Any] = {"num_replicas": pool.min_replicas}
         if pool.max_replicas > pool.min_replicas:
-            scaling = {"autoscaling_config": {"min_replicas": pool.min_replicas, "max_replicas": pool.max_replicas}}
+            # Bounds only: deployments/autoscaling.py decides, with its own patience.
+            scaling = {
+                "autoscaling_config": {
+                    "min_replicas": pool.min_replicas,
+                    "max_replicas": pool.max_replicas,
+                    "initial_replicas": pool.min_replicas,
+                    "upscale_delay_s": 0.0,
+                    "downscale_delay_s": 0.0,
+                }
+            }
         options: dict[str, Any] = {"num_cpus": pool.cpus, "num_gpus": pool.gpus}
         if pool.slot_resources:
             options["resources"] = {"slot": pool.slot_resources}
@@ -55,3 +65,19 @@ def build(profile: Config | dict[str, Any]) -> Application:
     )
     application: Application = front.bind(tree, **pools)
     return application
+
+
+def deploy(config: Config) -> None:
+    """Hand the application to Serve and return at once. Where replicas are to be scaled it goes the declarative way,
+    the only one that takes a policy for a whole application."""
+    if not config.scales:
+        target = serve.RunTarget(build(config), name=NAME, route_prefix="/")
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        return
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    from deployments.autoscaling import schema
+
+    client: Any = _get_global_client()
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [schema(config, NAME, BUILDER)]}))

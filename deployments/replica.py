@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from ray import serve
 
 from deployments import frames
-from deployments.board import INTERVAL_S, Board, Post
+from deployments.board import INTERVAL_S, Board, Post, here
 from deployments.loopback import bind_replica
+from service.admission.reconcile import Watch, words
 from service.config import Config, PoolConfig, parse
 from service.engines import registry
-from service.errors import ServiceError, UserError
+from service.errors import EngineFailed, ServiceError, UserError
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import ReplicaRecorder
@@ -25,6 +27,16 @@ from service.types import Chunk, EngineRequest, LoadProgress, PoolName
 METRICS_INTERVAL_S = 0.1
 NATIVE_EVERY = 10
 """Engine-native metrics are fetched once in so many metrics intervals: they cost an HTTP call or a rendering."""
+FAILURES = 5
+"""Engine failures in a row, with no answer between them, that open the circuit: Serve replaces the replica."""
+
+
+@dataclass(eq=False)
+class _Work:
+    """One request inside. `wake`: there is something to send, or to notice."""
+
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    orphaned: bool = False
 
 
 class Replica:
@@ -39,8 +51,11 @@ class Replica:
         self._id = serve.get_replica_context().replica_tag if serve.get_replica_context() else pool
         self._board, self._metrics = Board(), Metrics()
         self._recorder = ReplicaRecorder(self._metrics, pool, self._settings.slots)
-        self._post = Post(self._id, "replica", pool, phase="starting")
-        self._phase_began = time.monotonic()
+        self._post = Post(self._id, "replica", pool, phase="starting", **here())
+        self._phase_began = began = time.monotonic()
+        self._work: dict[str, _Work] = {}
+        self._watch, self._ingresses = Watch(), frozenset[str]()
+        self._failures = 0
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
@@ -54,8 +69,9 @@ class Replica:
             await asyncio.sleep(INTERVAL_S)
             raise
         self._progress(LoadProgress("ready"))
-        self._say(ready=True, card=card)
+        self._say(ready=True, card=card, start_s=time.monotonic() - began)
         self._pin()
+        self._tasks.append(asyncio.create_task(self._reconcile()))
 
     def _progress(self, progress: LoadProgress) -> None:
         now = time.monotonic()
@@ -75,7 +91,12 @@ class Replica:
 
     def _pin(self) -> None:
         stats = self._engine.stats() if self._post.ready else None
-        self._say(stats=stats, phase_s=time.monotonic() - self._phase_began)
+        self._say(
+            stats=stats,
+            phase_s=time.monotonic() - self._phase_began,
+            ids=tuple(self._work),
+            beat=self._post.beat + 1,
+        )
         self._board.pin(self._id, self._post)
 
     async def _speak(self) -> None:
@@ -103,25 +124,49 @@ class Replica:
             async for _ in self._engine.generate(EngineRequest("warm", "chat", body, stream=False)):
                 pass
 
-    async def generate(self, message: bytes) -> AsyncIterator[bytes]:
-        """Frames of one answer; an error is a frame too, so that its facts survive the journey."""
+    async def _reconcile(self) -> None:
+        """Stop work that nobody waits for: its ingress is gone, or says that it does not have the request any more."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            posts = await self._board.posts()
+            if posts is None:
+                continue
+            ingresses = words((post.id, post.beat, post.ids) for post in posts if post.role == "ingress")
+            self._ingresses = frozenset(ingresses)
+            for id in self._watch.lost(ingresses):
+                if (work := self._work.get(id)) is not None:
+                    work.orphaned = True
+                    work.wake.set()
+
+    async def generate(self, message: bytes, ingress: str = "") -> AsyncIterator[bytes]:
+        """Frames of one answer; an error is a frame too, so that its facts survive the journey. `ingress` asks."""
         request = frames.unpack_request(message)
+        work = self._work[request.id] = _Work()
+        if ingress:
+            self._watch.begin(request.id, ingress, known=ingress in self._ingresses)
         try:
             with self._recorder.request(request.tier, request.stream) as meter:
                 source = self._engine.generate(request)
                 async with contextlib.aclosing(source):  # type: ignore[type-var]
-                    async for joined in self._joined(source, meter):
+                    async for joined in self._joined(source, meter, work):
                         yield joined
+            self._failures = 0
         except ServiceError as error:
+            if isinstance(error, EngineFailed) and not work.orphaned:
+                self._failures += 1
             yield frames.pack_error(error)
+        finally:
+            self._watch.end(request.id)
+            if self._work.get(request.id) is work:
+                del self._work[request.id]
 
-    async def _joined(self, source: AsyncIterator[Chunk], meter: Any) -> AsyncIterator[bytes]:
+    async def _joined(self, source: AsyncIterator[Chunk], meter: Any, work: _Work) -> AsyncIterator[bytes]:
         """Chunks as messages: one by one while this process keeps up, joined when it falls behind.
 
         Nothing is ever held back; a busy event loop finds several chunks ready and pays for one message.
         """
         ready: list[bytes] = []
-        wake, done = asyncio.Event(), False
+        done = False
 
         async def pump() -> None:
             nonlocal done
@@ -129,16 +174,18 @@ class Replica:
                 async for chunk in source:
                     meter.chunk(chunk)
                     ready.append(frames.pack_chunk(chunk))
-                    wake.set()
+                    work.wake.set()
             finally:
                 done = True
-                wake.set()
+                work.wake.set()
 
         pumping = asyncio.create_task(pump())
         try:
             while True:
-                await wake.wait()
-                wake.clear()
+                await work.wake.wait()
+                work.wake.clear()
+                if work.orphaned:
+                    raise EngineFailed("the front process that asked is gone")
                 if ready:
                     message = b"".join(ready)
                     ready.clear()
@@ -157,12 +204,14 @@ class Replica:
         return await _framed(self._engine.detokenize(body))
 
     async def check_health(self) -> None:
-        """Raises when the engine is dead or stands still with work in hand; busy or loading is healthy."""
+        """Raises when the engine is dead, stands still with work in hand or only fails; busy or loading is healthy."""
         if not self._post.ready:
             return
         stats = self._engine.stats()
         if not stats.alive:
             raise RuntimeError("the engine is dead")
+        if self._failures >= FAILURES:
+            raise RuntimeError(f"the last {self._failures} requests all failed in the engine")
         if stats.running and stats.heartbeat_age_s > self._settings.stall_s:
             raise RuntimeError(f"{stats.running} requests run, nothing decoded for {stats.heartbeat_age_s:.0f} s")
 

@@ -85,6 +85,11 @@ class PoolConfig(_Part):
         description="A replica that has work and decodes nothing for this long is unhealthy, seconds.",
     )
 
+    @property
+    def boxes(self) -> float:
+        """What a replica takes of `scaling.budget`."""
+        return self.slot_resources or 1.0
+
     @model_validator(mode="after")
     def _consistent(self) -> PoolConfig:
         if self.max_replicas < self.min_replicas:
@@ -130,6 +135,42 @@ class RoutingConfig(_Part):
     )
 
 
+class ScalingConfig(_Part):
+    """How many replicas each pool has, where max_replicas leaves a choice (docs/modes.md)."""
+
+    budget: float | None = Field(
+        None,
+        gt=0,
+        description="What the replicas of all pools may hold together, in units of `slot_resources` (a pool without "
+        "counts 1 a replica). Empty: only max_replicas limits them.",
+    )
+    priority_wait_s: float = Field(
+        1.0, gt=0, le=3600, description="A priority request that waits longer asks for another replica, seconds."
+    )
+    batch_wait_s: float = Field(
+        60.0,
+        gt=0,
+        le=86_400,
+        description="Queued default and flex tokens that take longer than this to work off ask for another replica, "
+        "seconds.",
+    )
+    down_after_s: float = Field(
+        60.0,
+        ge=0,
+        le=86_400,
+        description="Least time that a replica is idle before it is given up, seconds; while no other pool wants its "
+        "place, at least as long as starting it again takes.",
+    )
+    start_s: float = Field(
+        120.0, gt=0, le=86_400, description="Time that a replica takes to start, seconds, until one was measured."
+    )
+    convert: Literal["off", "dry_run"] = Field(
+        "off",
+        description="A `shared` replica in the other mode: `dry_run` logs when and why a reload would pay, and reloads "
+        "nothing.",
+    )
+
+
 class RayConfig(_Part):
     """The Ray cluster beneath."""
 
@@ -167,13 +208,22 @@ class Config(_Part):
     ingress: IngressConfig = Field(default_factory=IngressConfig)
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     routing: RoutingConfig = Field(default_factory=RoutingConfig)
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
 
     @model_validator(mode="after")
     def _one_or_both(self) -> Config:
         if set(self.pools) not in ({"shared"}, {"latency", "throughput"}):
             raise ValueError("pools must be either `shared` alone or `latency` and `throughput` together")
+        floors = sum(pool.min_replicas * pool.boxes for pool in self.pools.values())
+        if self.scaling.budget is not None and floors > self.scaling.budget:
+            raise ValueError(f"scaling.budget ({self.scaling.budget:g}) is below what min_replicas hold ({floors:g})")
         return self
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of replicas is ours to decide."""
+        return any(pool.max_replicas > pool.min_replicas for pool in self.pools.values())
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

@@ -44,6 +44,15 @@ class Spill:
     to_latency: bool = False
 
 
+def home(wish: Wish) -> PoolName:
+    """The pool that a wish would be served by if both were idle; `shared` aside."""
+    if wish.mode is not None:
+        return wish.mode
+    if wish.tier in (None, "auto"):
+        return "latency" if wish.ceiling == "priority" else "throughput"
+    return "latency" if wish.tier == "priority" else "throughput"
+
+
 def pick(wish: Wish, pools: Mapping[PoolName, PoolView], spill: Spill) -> Choice:
     """Raises Forbidden where an explicit tier is above the ceiling, NotReady where no pool can serve."""
     ready = {name: view for name, view in pools.items() if view.ready}
@@ -63,14 +72,11 @@ def pick(wish: Wish, pools: Mapping[PoolName, PoolView], spill: Spill) -> Choice
     if wanted not in ready:
         return Choice(other, tier, "pool_down")
     allowed = spill.to_throughput if other == "throughput" else spill.to_latency
-    if (
-        allowed
-        and wish.mode is None
-        and other in ready
-        and ready[wanted].wait_s[tier] > 0
-        and ready[other].wait_s[tier] == 0
-    ):
-        return Choice(other, tier, "spill")
+    if allowed and wish.mode is None and other in ready:
+        here, there = ready[wanted].wait_s[tier], ready[other].wait_s[tier]
+        # An explicit tier moves only where it is served at once; `auto` wherever it is promised to be served first.
+        if there < here and (there == 0 or reason == "auto_busy"):
+            return Choice(other, tier, "spill")
     return Choice(wanted, tier, reason)
 
 
