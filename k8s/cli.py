@@ -68,7 +68,7 @@ def render(
             typer.echo(line)
     if difference:
         typer.echo("generated files differ from what they are made of: glm5 k8s render --write", err=True)
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 @app.command()
@@ -86,9 +86,11 @@ def check(
 ) -> None:
     """Build overlays with kustomize and check them: schemas, Serve config, profile, policies. Exit 1 for any fault."""
     from k8s import check as checker
+    from k8s.schemas import KUBERAY
 
     if schema is not None and not schema.is_file():
         raise UserError(f"--schema {schema}: no such file")
+    schema = schema or (KUBERAY if KUBERAY.is_file() else None)
     reports = {each: checker.run(folder, schema) for each, folder in checker.folders(overlays or []).items()}
     faults = sum(len(report.faults) for report in reports.values())
     if json_:
@@ -105,7 +107,7 @@ def check(
                 typer.echo(f"{each}: not checked: {line} (give --schema or KUBERAY_SCHEMA)")
             typer.echo(f"{each}: {report.objects} objects, {len(report.faults)} faults")
     if faults:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 @model_app.command()
@@ -147,13 +149,16 @@ def fill(
     from k8s.model import fill as bring
 
     def gate(path: Path) -> bool:
-        command = [str(Path(sys.executable).with_name("glm5")), "check", str(path), "--tp", str(tp)]
+        command = [str(Path(sys.executable).with_name("glm5")), "check", str(path), "--tp", str(tp), "--json"]
         command += ["--context", str(context)] if context is not None else []
-        return subprocess.run(command).returncode == 0
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        typer.echo(done.stdout)
+        # The word as well as the exit code: nothing but a clear yes may open the volume.
+        return done.returncode == 0 and _says_yes(done.stdout)
 
     if not bring(_read(manifest), _folder(to), gate, _say, parallel):
         typer.echo("glm5 check refuses this model: the volume is not marked as ready", err=True)
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 @model_app.command()
@@ -167,8 +172,15 @@ def wait(
 
     if not until(_read(manifest), _folder(at), timeout_s, _say):
         typer.echo(f"the model was not ready within {timeout_s:.0f} s", err=True)
-        raise typer.Exit(1)
+        raise SystemExit(1)
     typer.echo("the model is ready")
+
+
+def _says_yes(text: str) -> bool:
+    try:
+        return bool(json.loads(text)["servable"] is True)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _say(line: str) -> None:

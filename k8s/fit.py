@@ -99,14 +99,14 @@ def room(service: Object, config: Config) -> Iterator[Fault]:
         yield Fault(head.where, "the head must offer no CPUs and no GPUs: replicas belong on workers")
     for group, pod in zip(cluster.get("workerGroupSpecs") or [], workers, strict=True):
         start = _start(group)
-        cpus = float(start.get("num-cpus") or quantity(pod.main[0]["resources"].get("limits", {}).get("cpu", 0)))
-        if cpus > quantity(pod.main[0]["resources"]["requests"]["cpu"]):
+        cpus = float(start.get("num-cpus") or _asked(pod, "limits", "cpu"))
+        if cpus > _asked(pod, "requests", "cpu"):
             yield Fault(pod.where, f"Ray is told of {cpus:.0f} CPUs, more than the pod requests")
         if gpus(pod) != float(start.get("num-gpus", gpus(pod))):
             yield Fault(pod.where, "num-gpus differs from the GPUs requested")
-        if any(key.endswith("/gpu") for key in pod.main[0]["resources"].get("limits", {})) and not pod.spec.get(
-            "tolerations"
-        ):
+        if any(
+            key.endswith("/gpu") for key in (pod.main[0].get("resources") or {}).get("limits", {})
+        ) and not pod.spec.get("tolerations"):
             yield Fault(pod.where, "GPU nodes are usually tainted: it needs the toleration")
         for pool, wanted in config.pools.items():
             if wanted.cpus > cpus or wanted.gpus > gpus(pod):
@@ -121,6 +121,11 @@ def room(service: Object, config: Config) -> Iterator[Fault]:
             yield Fault(pod.where, f"{most} pods of {gpus(pod):g} GPUs cannot hold the pools' min_replicas")
         if not least <= int(group.get("replicas", least)) <= most:
             yield Fault(pod.where, "replicas must lie between minReplicas and maxReplicas")
+
+
+def _asked(pod: Pod, kind: str, key: str) -> float:
+    """A request or limit of the Ray container; 0 where there is none."""
+    return quantity(((pod.main[0].get("resources") or {}).get(kind) or {}).get(key, 0))
 
 
 def _start(group: Object) -> dict[str, str]:
@@ -146,7 +151,7 @@ def memory(service: Object) -> Iterator[Fault]:
         size = quantity(empty["sizeLimit"])
         if size < float(_start(group).get("object-store-memory", "inf")):
             yield Fault(pod.where, "/dev/shm is smaller than object-store-memory (or that is not set)")
-        if size > quantity(pod.main[0]["resources"]["limits"]["memory"]):
+        if size > _asked(pod, "limits", "memory"):
             yield Fault(pod.where, "/dev/shm is larger than the memory limit, which it counts against")
         if size < 2**30 * gpus(pod):
             yield Fault(pod.where, "/dev/shm must have 1 GiB for each GPU (glm5 preflight asks for it)")

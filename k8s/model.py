@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.errors import UserError
 
 MARK = ".glm5-ready.json"
-CHUNK = 8 << 20
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 TRIES = 8
 SAY_S = 15.0
@@ -213,13 +212,13 @@ def _continue(client: httpx.Client, file: ModelFile, part: Path, say: Say) -> No
         have = 0
     if have == file.bytes:
         return
-    headers = {"range": f"bytes={have}-"} if have else {}
+    headers = {"accept-encoding": "identity"} | ({"range": f"bytes={have}-"} if have else {})
     with client.stream("GET", file.url, headers=headers) as response:
         response.raise_for_status()
         # A server that knows no ranges sends everything again.
         with part.open("ab" if response.status_code == 206 else "wb") as sink:
             said = time.monotonic()
-            for chunk in response.iter_bytes(CHUNK):
+            for chunk in response.iter_raw():
                 sink.write(chunk)
                 if sink.tell() > file.bytes:
                     return

@@ -13,6 +13,8 @@ from k8s.kuberay import Object, name
 from service.errors import UserError
 
 OURS = Path(__file__).resolve().parent / "schemas"
+KUBERAY = Path(__file__).resolve().parents[2] / "shared" / "crds" / "rayservice.v1.schema.json"
+"""Where KubeRay's closed schema is looked for unless --schema or KUBERAY_SCHEMA says otherwise."""
 VERSIONS = ("1.30", "1.37")
 """Kubernetes versions that manifests must fit: matchLabelKeys of topology spread needs 1.27."""
 

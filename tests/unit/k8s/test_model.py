@@ -74,9 +74,9 @@ def volume(tmp_path: Path) -> Path:
     return folder
 
 
-def manifest(url: str, **change: Any) -> Manifest:
+def manifest(base: str, **change: Any) -> Manifest:
     files = [
-        {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "url": f"{url}/{name}"}
+        {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "url": f"{base}/{name}"}
         for name, data in DATA.items()
     ]
     files[0] |= change
@@ -136,7 +136,7 @@ def test_another_file_than_the_manifests_is_refused(
     change: dict[str, Any], origin: Origin, volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model.time, "sleep", lambda _: None)
-    with pytest.raises(UserError, match="is not the file of the manifest|ended early"):
+    with pytest.raises(UserError, match=r"is not the file of the manifest|ended early"):
         fill(manifest(origin.url, **change), volume, lambda _: True, silent)
     assert not (volume / MARK).exists() and not (volume / "m-00001-of-00002.gguf").exists()
 
@@ -222,3 +222,18 @@ def test_the_commands_of_job_and_init_container(origin: Origin, volume: Path, tm
     waited = subprocess.run([GLM5, "k8s", "model", "wait", str(file), "--at", str(volume), "--timeout-s", "0"],
                             capture_output=True, text=True, timeout=60)  # fmt: skip
     assert waited.returncode == 1 and "no mark yet" in waited.stdout
+
+
+@pytest.mark.parametrize(("mix", "tp", "code"), [("ud", 1, 0), ("ud", 7, 1)])
+def test_the_real_gate_decides(mix: str, tp: int, code: int, tmp_path: Path, volume: Path, origin: Origin) -> None:
+    """A tiny GLM-5 file: served whole it passes; over seven GPUs its rows do not split, and the mark is withheld."""
+    from tests.tiny_glm.maker import make
+
+    path = make(tmp_path / "tiny.gguf", mix)
+    origin.data = {path.name: path.read_bytes()}
+    file = tmp_path / "model.yaml"
+    file.write_text(yaml.safe_dump(manifest_from(tmp_path, path.name, origin.url, silent).model_dump(mode="json")))
+    command = [GLM5, "k8s", "model", "fill", str(file), "--to", str(volume), "--tp", str(tp)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert (volume / MARK).exists() == (code == 0)

