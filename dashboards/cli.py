@@ -49,7 +49,7 @@ def build(
         typer.echo(line)
     if difference:
         typer.echo("dashboards differ from the code: run `glm5 dashboards build`", err=True)
-        raise typer.Exit(1)
+        raise SystemExit(1)
     typer.echo("dashboards are as the code says")
 
 
@@ -77,7 +77,7 @@ def check(
             typer.echo(f"{fault.where}: {fault.what}")
         typer.echo(f"{count} expressions, {len(faults)} faults")
     if faults:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 @app.command()

@@ -30,6 +30,7 @@ pytestmark = [
 LIVE, GPU = "glm5", "glm5-gpu"
 LEVELS = ((1, 240), (2, 150), (4, 100), (8, 64))
 """(streams at once, tokens each): some seconds each on two cores."""
+QUIET_S = 3.5
 TOLERANCE = 0.05
 WEEK_S = 7 * 86_400
 
@@ -90,7 +91,7 @@ def proof(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             levels = {}
             for at_once, tokens in LEVELS:
                 levels[at_once] = run_level(service.url, service.model, at_once, tokens)
-                time.sleep(2.2)  # one scrape without traffic on either side of each level
+                time.sleep(QUIET_S)  # scrapes without traffic on either side of each level
             run_level(service.url, service.model, 2, 20, "priority")
             run_level(service.url, service.model, 2, 20, "flex")
             time.sleep(2.2)
@@ -131,15 +132,15 @@ def test_tokens_per_second_at_a_concurrency_is_what_the_client_measured(proof: P
     """The panel's own expression, over the level's window, at the bucket of this concurrency."""
     level = proof.levels[at_once]
     bucket = CONCURRENCY[concurrency_index(at_once)]
+    least, _, most = bucket.partition("-")
+    client = level.tokens_per_s(int(least), float(most or least))
     panel = next(p for p in build.boards()["serving.json"].panels if p.title == "Tok/s of a replica by concurrency")
-    window = f"{math.ceil(level.seconds) + 3}s"
-    expression = fill(panel.queries[0].expr, LIVE).replace("[2m]", f"[{window}]")
-    found = {
-        one["metric"]["concurrency"]: float(one["value"][1])
-        for one in proof.prometheus.query(expression, level.ended_at + 1.5)
-    }
-    print(f"{at_once} at once: client {level.tokens_per_s:.1f} tok/s, metric {found[bucket]:.1f} tok/s")
-    assert found[bucket] == pytest.approx(level.tokens_per_s, rel=TOLERANCE)
+    # From two seconds before the first request to just before the next level.
+    window = f"[{math.ceil(level.seconds + QUIET_S + 1.8)}s]"
+    expression = fill(panel.queries[0].expr, LIVE).replace("[2m]", window)
+    found = by_concurrency(proof.prometheus, expression, level.ended_at + QUIET_S - 0.2)
+    print(f"{at_once} at once: client {client:.1f} tok/s, metric {found[bucket]:.1f} tok/s")
+    assert found[bucket] == pytest.approx(client, rel=TOLERANCE)
 
 
 def test_latencies_are_what_the_client_saw(proof: Proof) -> None:
@@ -215,8 +216,8 @@ def test_rules_evaluate_and_nothing_fires_that_should_not(proof: Proof) -> None:
     assert {"1", "2", "3-4", "5-8"} <= set(recorded)
 
 
-def by_concurrency(there: Prometheus, expression: str) -> dict[str, float]:
-    return {one["metric"]["concurrency"]: float(one["value"][1]) for one in there.query(expression)}
+def by_concurrency(there: Prometheus, expression: str, at: float | None = None) -> dict[str, float]:
+    return {one["metric"]["concurrency"]: float(one["value"][1]) for one in there.query(expression, at)}
 
 
 def test_last_week_is_found_at_the_same_concurrency(proof: Proof) -> None:

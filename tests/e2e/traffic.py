@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import httpx
 
@@ -14,23 +15,29 @@ LEVEL_S = 90.0
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: seconds on this client's clock, and the tokens that the answer's usage says."""
+    """One answer: seconds on this client's clock, and the tokens that the answer's usage says.
+
+    `pieces`: when each piece of text came; the first of them is the first token.
+    """
 
     sent: float
-    first: float
+    pieces: tuple[float, ...]
     end: float
     prompt_tokens: int
     output_tokens: int
     tier: str
 
+    @property
+    def first(self) -> float:
+        return self.pieces[0]
+
 
 @dataclass(frozen=True)
 class Level:
-    """Streams that ran together."""
+    """Streams that ran together. `ended_at` is Unix time."""
 
     streams: tuple[Stream, ...]
     ended_at: float
-    """Unix time."""
 
     @property
     def output_tokens(self) -> int:
@@ -38,12 +45,27 @@ class Level:
 
     @property
     def seconds(self) -> float:
-        """From the first token of the first to the end of the last: decoding, without the prefill before it."""
-        return max(s.end for s in self.streams) - min(s.first for s in self.streams)
+        """From the first request to the end of the last answer."""
+        return max(stream.end for stream in self.streams) - min(stream.sent for stream in self.streams)
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.output_tokens / self.seconds
+    def tokens_per_s(self, least: int, most: float) -> float:
+        """Output tok/s while `least` to `most` of the streams were between their first token and their end.
+
+        A stream's tokens are equally many in all its pieces, and a piece was made since the piece before it.
+        """
+        edges = sorted([(stream.first, 1) for stream in self.streams] + [(stream.end, -1) for stream in self.streams])
+        spans, running = [], 0
+        for (start, change), (end, _) in pairwise(edges):
+            running += change
+            if least <= running <= most and end > start:
+                spans.append((start, end))
+        tokens = 0.0
+        for stream in self.streams:
+            each = stream.output_tokens / len(stream.pieces)
+            for at, (since, until) in enumerate(pairwise(stream.pieces)):
+                inside = sum(max(0.0, min(until, end) - max(since, start)) for start, end in spans)
+                tokens += (2 * each if at == 0 else each) * inside / max(until - since, 1e-9)
+        return tokens / sum(end - start for start, end in spans)
 
 
 async def one(client: httpx.AsyncClient, model: str, tokens: int, tier: str = "default") -> Stream:
@@ -57,7 +79,8 @@ async def one(client: httpx.AsyncClient, model: str, tokens: int, tier: str = "d
         "stream_options": {"include_usage": True},
         "service_tier": tier,
     }
-    sent, first, usage, done = time.monotonic(), 0.0, None, False
+    sent, usage, done = time.monotonic(), None, False
+    pieces: list[float] = []
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -67,11 +90,11 @@ async def one(client: httpx.AsyncClient, model: str, tokens: int, tier: str = "d
                 done = True
                 break
             event = json.loads(line[6:])
-            if not first and event["choices"] and event["choices"][0]["delta"].get("content"):
-                first = time.monotonic()
+            if event["choices"] and event["choices"][0]["delta"].get("content"):
+                pieces.append(time.monotonic())
             usage = event.get("usage") or usage
-    assert done and usage and first, "the stream was cut"
-    return Stream(sent, first, time.monotonic(), usage["prompt_tokens"], usage["completion_tokens"], tier)
+    assert done and usage and pieces, "the stream was cut"
+    return Stream(sent, tuple(pieces), time.monotonic(), usage["prompt_tokens"], usage["completion_tokens"], tier)
 
 
 def run_level(url: str, model: str, at_once: int, tokens: int, tier: str = "default") -> Level:

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,14 @@ def test_the_command_says_yes_and_no(tmp_path: Path, monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(app, ["check"])
     assert result.exit_code == 1
     assert "here: there is no metric nosuch" in result.stdout
+
+
+def test_a_verdict_of_no_reaches_the_shell(tmp_path: Path) -> None:
+    """Through the main command, which mounts this one."""
+    pytest.importorskip("grafana_foundation_sdk")
+    glm5 = Path(sys.executable).with_name("glm5")
+    command = [str(glm5), "dashboards", "build", "--check", "--out", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
 
 
 def test_vllm_names_are_those_of_the_installed_vllm() -> None:
