@@ -54,8 +54,8 @@ def greedy(model: Any, prompt: list[int], steps: int) -> list[int]:
     return answer
 
 
-def load(path: Path) -> Any:
-    """The Hugging Face model with the file's weights."""
+def load(path: Path, rounded: tuple[str, ...] = ()) -> Any:
+    """The Hugging Face model with the file's weights; those of the roles `rounded` after a detour through Q8_0."""
     import torch
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -69,6 +69,10 @@ def load(path: Path) -> Any:
     mtp = key("nextn_predict_layers") if "glm-dsa.nextn_predict_layers" in reader.fields else 0
     layers, rope = key("block_count") - mtp, key("rope.dimension_count")
     values = {t.name: _values(t) for t in reader.tensors}
+    for name in values:
+        if name.split(".")[-2] in rounded:
+            q8_0 = gguf.GGMLQuantizationType.Q8_0
+            values[name] = gguf.quants.dequantize(gguf.quants.quantize(values[name], q8_0), q8_0)
     config = GlmMoeDsaConfig(
         vocab_size=values["token_embd.weight"].shape[0],
         hidden_size=key("embedding_length"),

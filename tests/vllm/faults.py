@@ -41,8 +41,6 @@ def put(wanted: set[str]) -> Callable[[], None]:
     changes = _Changes()
     if "shards_unsorted" in wanted:
         changes.set(patches, "_sorted_shards", lambda: None)
-    if "rotary" in wanted:
-        changes.set(patches, "_strided_rotary", lambda: None)
     if "reference_kernels" in wanted:
         changes.set(platform, "quantised_kernels", lambda: True)
     plugin.register()
@@ -55,6 +53,10 @@ def put(wanted: set[str]) -> Callable[[], None]:
     if "rank_missing" in wanted:
         for name in ("load_merged_column_weight", "load_qkv_weight"):
             changes.set(_GGUFParamLoadMixin, name, _uncured(getattr(_GGUFParamLoadMixin, name), patches._DONE))
+    if "rotary" in wanted:
+        from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+        changes.set(RotaryEmbedding, "forward_cpu", _uncured(RotaryEmbedding.forward_cpu, patches._DONE))
     if "shards_unsorted" in wanted:
         # As if the file held the KV rows before the query rows, and up before gate.
         changes.set(linear, "_gguf_ordered_shard_ids", lambda ids: sorted(ids, reverse=True))

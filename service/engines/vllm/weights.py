@@ -92,7 +92,9 @@ def to_q8_0(values: torch.Tensor) -> torch.Tensor:
     blocks = values.float().reshape(*values.shape[:-1], -1, 32)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    quants = (blocks * inverse).round().to(torch.int8).view(torch.uint8)
+    steps = blocks * inverse
+    # Halves away from zero, as ggml rounds them.
+    quants = (steps.abs() + 0.5).floor().copysign(steps).to(torch.int8).view(torch.uint8)
     return torch.cat([scale.half().view(torch.uint8), quants], -1).flatten(-2)
 
 
