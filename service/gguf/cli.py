@@ -28,6 +28,9 @@ def check(
         Path | None,
         typer.Option(help="Load the file in vLLM here, on a setup that you trust, and write its answers to this file."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of the reference's engine: bfloat16 as it will serve, float32 as the closest to truth.")
+    ] = "bfloat16",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Judge a GGUF file from its header: one verdict per rule.
@@ -49,7 +52,7 @@ def check(
     if refused:
         raise typer.Exit(1)
     if make_reference is not None:
-        _make_reference(file, header, setup, make_reference, quiet=as_json)
+        _make_reference(file, header, setup, make_reference, dtype, quiet=as_json)
 
 
 def _setup(
@@ -113,7 +116,7 @@ def _print(header: GgufHeader, setup: Setup, found: list[Verdict]) -> None:
     console.print(table)
 
 
-def _make_reference(file: Path, header: GgufHeader, setup: Setup, target: Path, *, quiet: bool) -> None:
+def _make_reference(file: Path, header: GgufHeader, setup: Setup, target: Path, dtype: str, *, quiet: bool) -> None:
     import asyncio
 
     from rich.console import Console
@@ -125,8 +128,13 @@ def _make_reference(file: Path, header: GgufHeader, setup: Setup, target: Path, 
     from service.types import LoadProgress
 
     console = Console(stderr=True, quiet=quiet)
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise UserError(f"--dtype {dtype}: it is bfloat16, float16 or float32")
     options = VllmOptions(
-        tensor_parallel=setup.tensor_parallel, attention=setup.attention, mtp_tokens=1 if setup.mtp else 0
+        tensor_parallel=setup.tensor_parallel,
+        attention=setup.attention,
+        mtp_tokens=1 if setup.mtp else 0,
+        dtype=dtype,  # type: ignore[arg-type]
     )
     context = min(setup.context_tokens or 2048, 2048)
     engine = VllmEngine(model=str(file), served_name="reference", slots=8, context_tokens=context, options=options)
@@ -141,7 +149,7 @@ def _make_reference(file: Path, header: GgufHeader, setup: Setup, target: Path, 
                 await engine.load(report)
                 status.update("asking")
                 versions = ", ".join(f"{name} {number}" for name, number in sorted(installed().items()))
-                made_with = f"{versions}; tensor parallel {setup.tensor_parallel}, {setup.attention}"
+                made_with = f"{versions}; tensor parallel {setup.tensor_parallel}, {setup.attention}, {dtype}"
                 reference = await make_reference(engine.layer, header, made_with)
             finally:
                 await engine.close()

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from service.errors import UserError
+from service.gguf.cli import check
 from tests.tiny_glm.oracle import greedy, prompts, truth
 from tests.vllm.conftest import Engines
 
@@ -31,26 +34,30 @@ def agrees(engines: Engines, engine: Any, model: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(engines: Engines, files: dict[str, Path], oracle: Callable[[Path], Any], workplace: Path) -> Path:
-    """The gate's reference, made by the engine that is compared with the oracle in the first test."""
-    from service.engines.vllm.canary import make_reference
-    from service.gguf.header import read_header
-
-    engine = engines.start(files["ud"], dtype="float32")
-    try:
-        agrees(engines, engine, oracle(files["ud"]))
-        made = engines.run(make_reference(engine.layer, read_header(files["ud"]), "the oracle agrees"))
-        phases = {p.phase for p in engine.progress}
-        assert {"checking", "starting vLLM", "judging", "ready"} <= phases
-    finally:
-        engines.stop(engine)
+def reference(files: dict[str, Path], workplace: Path, plugin: None) -> Path:
+    """The gate's reference, by the command."""
     path = workplace / "reference.json"
-    path.write_text(made.to_json())
+    app = typer.Typer()
+    app.command()(check)
+    arguments = [str(files["ud"]), "--cpu", "--dtype", "float32", "--make-reference", str(path), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    tree = json.loads(path.read_text())
+    assert len(tree["probes"]) == 3
+    assert "float32" in tree["made_with"]
     return path
 
 
-def test_whole_file_one_rank_equals_transformers(reference: Path) -> None:
-    assert len(json.loads(reference.read_text())["probes"]) == 3
+def test_whole_file_one_rank_equals_transformers_and_passes_the_gate(
+    engines: Engines, files: dict[str, Path], oracle: Callable[[Path], Any], reference: Path
+) -> None:
+    engine = engines.start(files["ud"], dtype="float32", reference=str(reference))
+    try:
+        agrees(engines, engine, oracle(files["ud"]))
+        assert {"checking", "starting vLLM", "judging", "ready"} <= {p.phase for p in engine.progress}
+        assert "of the reference" in engine.progress[-1].detail
+    finally:
+        engines.stop(engine)
 
 
 def test_split_file_two_ranks_with_mtp_equals_transformers_and_passes_the_gate(
