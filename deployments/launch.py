@@ -96,7 +96,7 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
     """Deploy and wait until every pool has its replicas. Raises UserError with the reason where one cannot load."""
     from ray import serve as ray_serve
 
-    from deployments.app import NAME, build
+    from deployments.app import NAME, deploy
     from deployments.board import Board
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -106,8 +106,7 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
         http_options={"host": config.http.host, "port": config.http.port, "request_timeout_s": None},
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
-    target = ray_serve.RunTarget(build(config), name=NAME, route_prefix="/")
-    ray_serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    deploy(config)
     board = Board()
     looked = 0.0
     while not stop.wait(POLL_S):
