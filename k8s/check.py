@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +19,12 @@ DEFAULT_LONGEST_S = 600.0
 
 @dataclass(frozen=True)
 class Report:
-    """`skipped`: what could not be looked at, and why."""
+    """`skipped`: what could not be looked at, and why. `notes`: what an operator should know of a right build."""
 
     objects: int
     faults: list[Fault]
     skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def secrets_made_by_hand(path: Path = SECRETS) -> policies.Secrets:
@@ -71,7 +73,19 @@ def run(folder: Path, kuberay: Path | None) -> Report:
     skipped = []
     if kuberay is None:
         skipped = [f"{name(item)} against KubeRay's schema" for item in of_kind(objects, "RayService")]
-    return Report(len(objects), examine(objects, kuberay), skipped)
+    faults = examine(objects, kuberay)
+    return Report(len(objects), faults, skipped, [] if faults else list(notes(objects)))
+
+
+def notes(objects: list[Object]) -> Iterator[str]:
+    """What a build without faults still asks of its cluster."""
+    for service in of_kind(objects, "RayService"):
+        config, _ = fit.profile(service)
+        if config is not None and (boxes := fit.spare_boxes(service, config)):
+            yield f"an upgrade waits until {boxes} more GPU boxes are free"
+    for item in of_kind(objects, "ConfigMap"):
+        if item["metadata"]["name"] == "glm5-model" and "files: []" in (item.get("data") or {}).get("model.yaml", ""):
+            yield "the model's manifest lists no files yet: glm5 k8s model manifest makes one"
 
 
 __all__ = ["OVERLAYS", "Fault", "Report", "examine", "folders", "run", "secrets_made_by_hand"]

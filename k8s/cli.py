@@ -95,7 +95,7 @@ def check(
     faults = sum(len(report.faults) for report in reports.values())
     if json_:
         tree = {
-            each: {"objects": r.objects, "faults": [vars(f) for f in r.faults], "skipped": r.skipped}
+            each: {"objects": r.objects, "faults": [vars(f) for f in r.faults], "skipped": r.skipped, "notes": r.notes}
             for each, r in reports.items()
         }
         typer.echo(json.dumps(tree))
@@ -103,6 +103,8 @@ def check(
         for each, report in reports.items():
             for fault in report.faults:
                 typer.echo(f"{each}: {fault.where}: {fault.what}")
+            for line in report.notes:
+                typer.echo(f"{each}: note: {line}")
             for line in report.skipped:
                 typer.echo(f"{each}: not checked: {line} (give --schema or KUBERAY_SCHEMA)")
             typer.echo(f"{each}: {report.objects} objects, {len(report.faults)} faults")

@@ -137,6 +137,24 @@ def gpus(pod: Pod) -> float:
     return sum(float(value) for key, value in limits.items() if key.endswith("/gpu"))
 
 
+def spare_boxes(service: Object, config: Config) -> int:
+    """Pods of GPUs that an upgrade needs free beside those in use; the operator waits, harmlessly, until it has them.
+
+    Serve rounds a deployment's share of `target_capacity` to at least one replica (serve/_private/utils.py,
+    get_capacity_adjusted_num_replicas), so the first step of an incremental upgrade already asks for one of each pool.
+    """
+    spec = service["spec"]
+    kind = (spec.get("upgradeStrategy") or {}).get("type")
+    box = max(gpus(pod) for pod in ray_pods(service))
+    if kind == "None" or not box:
+        return 0
+    surge = 100
+    if kind == "NewClusterWithIncrementalUpgrade":
+        surge = int(spec["upgradeStrategy"]["clusterUpgradeOptions"]["maxSurgePercent"])
+    replicas = {pool: int(max(1, p.min_replicas * surge / 100 + 0.5)) for pool, p in config.pools.items()}
+    return -int(-sum(replicas[pool] * p.gpus for pool, p in config.pools.items()) // box)
+
+
 def memory(service: Object) -> Iterator[Fault]:
     """Shared memory of its own, sized, large enough for Ray's object store and inside the memory limit."""
     cluster = service["spec"]["rayClusterConfig"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from k8s import check, schemas
+from k8s import check, fit, schemas
 from k8s.overlay import examples, overlay, overlays
 from service.config import PROFILES, load
 from service.errors import UserError
@@ -96,6 +96,25 @@ def test_strategies(built: Built) -> None:
     }
     assert found == {"one-box": "None", "two-box": "NewClusterWithIncrementalUpgrade"}
     assert "gcsFaultToleranceOptions" in cluster(built("two-box"))
+
+
+@pytest.mark.parametrize(("surge", "replicas", "boxes"), [(50, 1, 2), (10, 1, 2), (100, 2, 4), (50, 2, 2), (50, 3, 4)])
+def test_boxes_that_an_upgrade_needs_are_what_serve_will_ask_for(
+    surge: int, replicas: int, boxes: int, built: Built
+) -> None:
+    from ray.serve._private.utils import get_capacity_adjusted_num_replicas
+
+    service, config = pick(built("two-box"), "RayService"), overlay("two-box").config()
+    service["spec"]["upgradeStrategy"]["clusterUpgradeOptions"]["maxSurgePercent"] = surge
+    pools = {n: p.model_copy(update={"min_replicas": replicas, "max_replicas": 3}) for n, p in config.pools.items()}
+    config = config.model_copy(update={"pools": pools})
+    asked = sum(get_capacity_adjusted_num_replicas(p.min_replicas, surge) for p in pools.values())
+    assert fit.spare_boxes(service, config) == asked == boxes
+
+
+def test_one_box_never_needs_a_second(built: Built) -> None:
+    assert fit.spare_boxes(pick(built("one-box"), "RayService"), overlay("one-box").config()) == 0
+    assert next(iter(check.notes(built("two-box")))) == "an upgrade waits until 2 more GPU boxes are free"
 
 
 def test_an_unknown_overlay_names_those_there_are(tmp_path: Path) -> None:
