@@ -378,3 +378,62 @@ def test_versions() -> None:
             check_versions({**right, **change}, gguf=True, allow_other=False)
     with pytest.raises(UserError, match="vllm-gguf-plugin is not installed"):
         check_versions({"vllm": "0.29.0", "torch": "2.13.0"}, gguf=True, allow_other=False)
+
+
+def test_layers_are_told_apart_by_whole_names() -> None:
+    from service.engines.vllm.patches import FUSED, is_plain
+
+    plain = ["model.layers.3.mlp.gate", "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"]
+    assert is_plain("model.layers.3.mlp.gate", plain, FUSED)
+    assert is_plain(
+        "language_model.model.layers.1.mlp.gate_up_proj", ["layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"], FUSED
+    )
+    assert is_plain("model.layers.1.mlp.gate_up_proj", plain, FUSED)
+    # What a comparison of substrings gets wrong.
+    assert not is_plain("model.layers.3.mlp.gate_up_proj", plain, FUSED)
+    assert not is_plain("model.layers.13.mlp.gate", plain, FUSED)
+    with pytest.raises(ValueError, match="some of .* are quantised and some are not"):
+        is_plain("model.layers.1.mlp.gate_up_proj", plain[:2], FUSED)
+
+
+def test_vllms_errors_become_ours() -> None:
+    from service.engines.vllm.layer import error_of
+    from service.errors import BadRequest, ContextOverflow, EngineFailed, ModelNotFound
+
+    overflow = "This model's maximum context length is 512 tokens."
+    for error, kind in [
+        ({"message": overflow, "code": 400, "param": "input_tokens"}, ContextOverflow),
+        ({"message": "no", "code": 404}, ModelNotFound),
+        ({"message": "bad", "code": 400, "param": "top_p"}, BadRequest),
+        ({"message": "boom", "code": 500}, EngineFailed),
+        ({}, EngineFailed),
+    ]:
+        found = error_of(error)
+        assert type(found) is kind
+        assert found.param == error.get("param") or kind in (EngineFailed,)
+
+
+def test_progress_of_the_loading_process_is_told(tmp_path: Path) -> None:
+    from service.engines.vllm.engine import _progress
+
+    path = tmp_path / "progress"
+    assert _progress(path, 3).phase == "starting vLLM"
+    path.write_text('{"done": 25, "total": 100, "seconds": 2.0}')
+    found = _progress(path, 3)
+    assert (found.phase, found.fraction, found.eta_s) == ("reading weights", 0.25, 6.0)
+    path.write_text('{"done": 100, "total": 100, "seconds": 8.0}')
+    assert _progress(path, 9).phase == "warming up"
+    path.write_text("{half")
+    assert _progress(path, 9).phase == "starting vLLM"
+
+
+def test_directories_need_a_config(tmp_path: Path) -> None:
+    from service.engines.vllm.engine import VllmEngine
+
+    engine = VllmEngine(model=str(tmp_path), served_name="m", slots=1, context_tokens=64, options=VllmOptions())
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        engine._prepare(on_cpu=True)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    header, model = engine._prepare(on_cpu=True)
+    assert header is None
+    assert (model.architecture, model.config_dir) == ("llama", None)
