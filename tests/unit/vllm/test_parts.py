@@ -392,7 +392,7 @@ def test_layers_are_told_apart_by_whole_names() -> None:
     # What a comparison of substrings gets wrong.
     assert not is_plain("model.layers.3.mlp.gate_up_proj", plain, FUSED)
     assert not is_plain("model.layers.13.mlp.gate", plain, FUSED)
-    with pytest.raises(ValueError, match="some of .* are quantised and some are not"):
+    with pytest.raises(ValueError, match=r"some of .* are quantised and some are not"):
         is_plain("model.layers.1.mlp.gate_up_proj", plain[:2], FUSED)
 
 
