@@ -1,7 +1,7 @@
 """A fleet in virtual time: many boxes behind the service's own routing, admission and scaling code.
 
 The decisions are production's pure functions: `routing.pick` chooses pool and tier, `admission.SlotQueue` gives slots
-and orders who waits, and `scaling.decide` moves replicas (fleet_scaling.py).
+and orders who waits, `admission.ServiceRate` promises waits, and `scaling.decide` moves replicas (fleet_scaling.py).
 Only the replicas are modelled, by the step model. One ingress sees all slots of a pool.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.admission.queue import SlotQueue, Ticket
+from service.admission.rate import ServiceRate
 from service.errors import ServiceError
 from service.planning.replica import Replica, StepTimes
 from service.planning.workload import Arrival
@@ -22,7 +23,9 @@ from service.types import TIERS, PoolName, Tier
 
 Outcome = Literal["ok", "overloaded", "deadline_exceeded", "not_ready", "unfinished"]
 Progress = Callable[[float, int], None]
-SOME_WAIT_S = 0.001
+LEAST_WAIT_S = 0.001
+PROMISE_S = 0.1
+"""Virtual seconds for which a promised wait is kept: it costs a sort over all slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +84,13 @@ class FleetRun:
 
 
 class _Waits(Mapping[Tier, float]):
-    """wait_s of a PoolView, asked of the queue only for the tiers that `pick` looks at. `pick` needs no more than
-    whether there is a wait, so its length (which costs a sort over all slots) is not worked out: SOME_WAIT_S stands."""
+    """wait_s of a PoolView at `now`, worked out only for the tiers that `pick` looks at."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, now: float) -> None:
+        self._pool, self._now = pool, now
 
     def __getitem__(self, tier: Tier) -> float:
-        return 0.0 if self._pool.queue.fits(tier) else SOME_WAIT_S
+        return self._pool.expected_wait_s(tier, self._now)
 
     def __iter__(self) -> Iterator[Tier]:
         return iter(TIERS)
@@ -104,6 +106,9 @@ class Pool:
         self.spec = spec
         self.queue = SlotQueue(spec.boxes * spec.slots, spec.reserved_slots * spec.boxes, spec.queue_requests)
         self.replicas = [self.new() for _ in range(spec.boxes)]
+        self.rate = ServiceRate()
+        self.since: dict[int, float] = {}
+        self._promised: dict[Tier, tuple[float, float]] = {}
         self.loading = self.missed = self.tokens = 0
         self.retired_busy_s = 0.0
         self.box_seconds, self._since = 0.0, 0.0
@@ -111,6 +116,17 @@ class Pool:
 
     def new(self) -> Replica:
         return Replica(self.spec.steps, self.spec.slots, self.spec.tokens_per_step)
+
+    def expected_wait_s(self, tier: Tier, now: float) -> float:
+        """As admission's gate: 0 where a slot is free for the tier, else what its rate promises."""
+        if self.queue.fits(tier):
+            return 0.0
+        at, wait = self._promised.get(tier, (-1.0, 0.0))
+        if at < 0 or now - at > PROMISE_S:
+            ages = [now - since for since in self.since.values()]
+            wait = self.rate.wait_s(self.queue.waiting_ahead(tier), self.queue.open_to(tier), ages)
+            self._promised[tier] = (now, wait)
+        return max(LEAST_WAIT_S, wait)
 
     def choose(self) -> Replica:
         """The less loaded of two drawn at random, as Ray Serve's router does, among replicas with a free slot."""
@@ -185,7 +201,8 @@ class Fleet:
 
     def _arrive(self, id: int, arrival: Arrival) -> None:
         views: dict[PoolName, PoolView] = {
-            name: PoolView(ready=pool.queue.capacity > 0, wait_s=_Waits(pool)) for name, pool in self.pools.items()
+            name: PoolView(ready=pool.queue.capacity > 0, wait_s=_Waits(pool, self.now))
+            for name, pool in self.pools.items()
         }
         try:
             choice = pick(Wish(arrival.tier or "auto", arrival.mode), views, self.spill)
@@ -209,7 +226,7 @@ class Fleet:
     def _begin(self, id: int) -> None:
         one = self.live[id]
         replica = one.replica = one.pool.choose()
-        one.started = self.now
+        one.started = one.pool.since[id] = self.now
         one.first = replica.join(self.now, id, one.arrival.prompt, one.arrival.output)
         self._watch(one.pool, replica)
 
@@ -229,6 +246,8 @@ class Fleet:
             one.arrival, "ok", pool.spec.name, one.tier, one.reason, one.started, min(one.first, self.now), self.now
         )
         pool.tokens += one.arrival.output
+        del pool.since[id]
+        pool.rate.finished(self.now - one.started, self.now)
         self._watch(pool, replica)
         if replica.draining and not replica.running:
             self.retire(pool, replica)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.planning.fleet import Fleet, Pool
-from service.scaling.policy import Memory, Reading, Rules, decide
+from service.scaling.policy import Memory, Reading, Rules, Settings, decide
 from service.types import PoolName
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """scaling.policy.Settings. `budget`: boxes that all pools share; None: as many as the pools' ceilings."""
+    """scaling.policy.Settings without a profile. `budget`: boxes that all pools share; None: as many as the pools' ceilings."""
 
     budget: float | None = None
     priority_wait_s: float = 2.0
@@ -24,7 +24,7 @@ class Autoscaler:
     """Asks `decide` every `tick_s` of virtual time until `until`, and does what it says."""
 
     def __init__(
-        self, fleet: Fleet, settings: ScalingSettings, ceilings: dict[PoolName, int], until: float, tick_s: float = 5.0
+        self, fleet: Fleet, settings: Settings, ceilings: dict[PoolName, int], until: float, tick_s: float = 5.0
     ) -> None:
         self._fleet, self._settings, self._until, self._tick_s = fleet, settings, until, tick_s
         self._rules = {

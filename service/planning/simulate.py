@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.config import Config
 from service.errors import UserError
@@ -87,11 +87,12 @@ def simulate(
     if profile is not None:
         spill = Spill(profile.routing.spill_to_throughput, profile.routing.spill_to_latency)
     if wish.scale:
-        from dataclasses import replace
-
         found = [replace(spec, boxes=max(1, spec.boxes // 2)) for spec in found]
     fleet = Fleet(found, spill=spill, timeout_s=wish.timeout_s, seed=wish.seed)
     if wish.scale:
-        settings = ScalingSettings(budget=float(wish.boxes), start_s=wish.load_s)
+        changes = {"budget": float(wish.boxes), "start_s": wish.load_s}
+        settings = (
+            replace(ScalingSettings(), **changes) if profile is None else profile.scaling.model_copy(update=changes)
+        )
         Autoscaler(fleet, settings, {spec.name: wish.boxes for spec in found}, until=trace[-1].arrived)
     return fleet.run(trace, progress)
