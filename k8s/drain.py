@@ -36,13 +36,13 @@ class Node:
         return sum(1 for child in children if (_command(child) or [""])[0].startswith(REPLICA))
 
 
-def find_node(ip: str | None = None) -> Node | None:
-    """The node whose raylet runs here; `ip` chooses where there are several (never in a pod)."""
+def find_node(id: str | None = None) -> Node | None:
+    """The node whose raylet runs here; `id` chooses where there are several (never in a pod)."""
     for process in psutil.process_iter():
         command = _command(process)
         if command and Path(command[0]).name == "raylet":
             settings = dict(part.lstrip("-").replace("-", "_").split("=", 1) for part in command[1:] if "=" in part)
-            if "node_id" in settings and ip in (None, settings.get("node_ip_address")):
+            if "node_id" in settings and id in (None, settings["node_id"]):
                 return Node(settings["node_id"], process)
     return None
 
@@ -72,10 +72,10 @@ def ask(node: Node, deadline_s: float, address: str | None) -> str:
     return (asked.stderr.strip() or f"exit {asked.returncode}")[-500:] if asked.returncode else ""
 
 
-def drain(deadline_s: float, address: str | None = None, ip: str | None = None) -> int:
+def drain(deadline_s: float, address: str | None = None, id: str | None = None) -> int:
     """0: all replicas left. 1: some were still here at the deadline, or Ray did not take the request."""
     began = time.monotonic()
-    node = find_node(ip)
+    node = find_node(id)
     if node is None:
         _say("no raylet runs here: nothing to drain")
         return 0
@@ -95,9 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m k8s.drain", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--deadline-s", type=float, required=True, help="Longest that the drain may take, seconds.")
     parser.add_argument("--address", help="GCS address; default: the cluster of this pod.")
-    parser.add_argument("--node-ip", help="Which node, where several run here; default: the only one.")
+    parser.add_argument("--node-id", help="Which node, where several run here; default: the only one.")
     given = parser.parse_args()
-    sys.exit(drain(given.deadline_s, given.address, given.node_ip))
+    sys.exit(drain(given.deadline_s, given.address, given.node_id))
 
 
 if __name__ == "__main__":

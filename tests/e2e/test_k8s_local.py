@@ -1,7 +1,8 @@
 """The cpu overlay's serveConfigV2, run for real: Ray nodes as KubeRay would start them, on this machine's loopback.
 
-Head and workers are `ray start` processes with the flags, the environment and the token that KubeRay gives to pods; the
-config goes to the dashboard as KubeRay sends it, and the probes are KubeRay's. Only addresses and ports differ.
+Head and workers are `ray start` processes with the flags, the environment and the token that KubeRay gives to pods. The
+config goes to the dashboard as KubeRay sends it, and the probes are KubeRay's. Only addresses and ports differ: all
+nodes share 127.0.0.1, where Ray keeps to loopback.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from tests.service import free_port
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 GENERATED = OVERLAYS / "cpu" / "generated"
-RAY = str(Path(sys.executable).with_name("ray"))
+RAY = [
+    *(sys.executable, "-c"),
+    "from deployments.loopback import keep_node_address as keep; keep(); from ray.scripts.scripts import main; main()",
+]
 TOKEN = "token-of-the-test-0123456789abcdef"
-HEAD, WORKER, SECOND = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+IP = "127.0.0.1"
 READY_S = 120.0
 
 
@@ -54,7 +58,7 @@ class Cluster:
         flags = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
         kuberay = {
             "RAY_AUTH_TOKEN": TOKEN,
-            "RAY_ADDRESS": f"{HEAD}:{self.gcs}",
+            "RAY_ADDRESS": f"{IP}:{self.gcs}",
             "RAY_timeout_ms_task_wait_for_death_info": "0",
             "RAY_gcs_server_request_timeout_seconds": "5",
             "RAY_SERVE_KV_TIMEOUT_S": "5",
@@ -64,38 +68,38 @@ class Cluster:
         # A home that does not exist yet, as in the pods, whose root file system is read-only.
         return {**kept, **flags, **kuberay, "HOME": str(self.folder / "home")}
 
-    def start(self, ip: str, *flags: str) -> None:
+    def start(self, name: str, *flags: str) -> None:
         """`ray start` with KubeRay's flags for this kind of node."""
-        self.agents[ip] = free_port()
-        command = [RAY, "start", "--block", f"--node-ip-address={ip}"]
-        command += [f"--dashboard-agent-listen-port={self.agents[ip]}", f"--metrics-export-port={free_port()}"]
+        self.agents[name] = free_port()
+        command = [*RAY, "start", "--block", f"--node-ip-address={IP}"]
+        command += [f"--dashboard-agent-listen-port={self.agents[name]}", f"--metrics-export-port={free_port()}"]
         command += ["--object-store-memory=80000000", *flags]
-        with (self.folder / f"{ip}.log").open("wb") as log:
-            self.nodes[ip] = subprocess.Popen(
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.nodes[name] = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
             )
 
     def start_head(self) -> None:
-        flags = [f"--port={self.gcs}", f"--dashboard-host={HEAD}", f"--dashboard-port={self.dashboard}"]
+        flags = [f"--port={self.gcs}", f"--dashboard-host={IP}", f"--dashboard-port={self.dashboard}"]
         flags += [f"--ray-client-server-port={free_port()}", f"--temp-dir={self.folder}/ray"]
-        self.start(HEAD, "--head", *flags, "--num-cpus=0", "--num-gpus=0")
+        self.start("head", "--head", *flags, "--num-cpus=0", "--num-gpus=0")
 
-    def start_worker(self, ip: str) -> None:
-        self.start(ip, f"--address={HEAD}:{self.gcs}", "--num-cpus=3")
+    def start_worker(self, name: str) -> None:
+        self.start(name, f"--address={IP}:{self.gcs}", "--num-cpus=3")
 
     def api(self, token: str | None = TOKEN) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=f"http://{HEAD}:{self.dashboard}", headers=headers, timeout=30.0)
+        return httpx.Client(base_url=f"http://{IP}:{self.dashboard}", headers=headers, timeout=30.0)
 
     @property
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.serve}", timeout=60.0)
+        return httpx.Client(base_url=f"http://{IP}:{self.serve}", timeout=60.0)
 
     def config(self) -> dict[str, Any]:
         """The overlay's serveConfigV2. Nodes share this machine's ports: their proxies bind a free one, on loopback."""
         service = yaml.safe_load((GENERATED / "serve-config.yaml").read_text())
         tree: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
-        tree["http_options"] = {"host": "127.0.0.1", "port": self.serve}
+        tree["http_options"] = {"host": IP, "port": self.serve}
         return tree
 
     def logs(self) -> str:
@@ -115,7 +119,7 @@ class Cluster:
         for node in self.nodes.values():
             with contextlib.suppress(ProcessLookupError):
                 node.send_signal(signal.SIGTERM)
-        _, left = psutil.wait_procs(mine, timeout=10.0)
+        _, left = psutil.wait_procs(mine, timeout=6.0)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -158,7 +162,7 @@ def cluster() -> Iterator[Cluster]:
         try:
             found.start_head()
             until("dashboard", 60.0, found, lambda: _version(found))
-            found.start_worker(WORKER)
+            found.start_worker("worker")
             with found.api() as api:
                 # As the operator sends it. The dashboard answers before it can talk to Serve.
                 until(
@@ -201,28 +205,49 @@ def test_nobody_without_the_token_may_deploy(cluster: Cluster) -> None:
 
 def test_kuberays_probes_find_the_worker_ready(cluster: Cluster) -> None:
     """The readiness probe of a worker pod: the node's agent, and Serve's proxy on that node, each says success."""
-    agent = f"http://{WORKER}:{cluster.agents[WORKER]}/api/local_raylet_healthz"
-    for url in (agent, f"http://127.0.0.1:{cluster.serve}/-/healthz"):
+    agent = f"http://{IP}:{cluster.agents['worker']}/api/local_raylet_healthz"
+    for url in (agent, f"http://{IP}:{cluster.serve}/-/healthz"):
         assert "success" in httpx.get(url, timeout=10.0).text, url
 
 
-def test_replicas_run_on_the_worker_and_none_on_the_head(cluster: Cluster) -> None:
+def nodes_of(cluster: Cluster) -> tuple[set[str], set[str]]:
+    """Ids of the nodes that hold replicas, and of those that hold a proxy."""
     with cluster.api() as api:
         details = api.get("/api/serve/applications/").json()
-    nodes = {
-        replica["node_ip"]
-        for deployment in details["applications"]["glm5"]["deployments"].values()
-        for replica in deployment["replicas"]
-    }
-    assert nodes == {WORKER}
+    deployments = details["applications"]["glm5"]["deployments"].values()
+    replicas = {replica["node_id"] for deployment in deployments for replica in deployment["replicas"]}
+    return replicas, {proxy["node_id"] for proxy in details["proxies"].values()}
+
+
+def raylet(cluster: Cluster, name: str) -> str:
+    """The Ray id of a node that this test started."""
+    mine = {child.pid for child in psutil.Process(cluster.nodes[name].pid).children(recursive=True)}
+    for process in psutil.process_iter():
+        if process.pid in mine and (node := find_node_in(process)):
+            return node
+    raise AssertionError(f"{name} has no raylet\n{cluster.logs()}")
+
+
+def find_node_in(process: psutil.Process) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        for argument in process.cmdline():
+            if argument.startswith(("--node_id=", "--node-id=")) and process.name() == "raylet":
+                return argument.partition("=")[2]
+    return None
+
+
+def test_replicas_run_on_the_worker_and_none_on_the_head(cluster: Cluster) -> None:
+    head, worker = raylet(cluster, "head"), raylet(cluster, "worker")
+    replicas, proxies = nodes_of(cluster)
+    assert replicas == {worker}
     # A proxy on every node: the worker's is what KubeRay probes, the head's is what Prometheus reads.
-    assert {proxy["node_ip"] for proxy in details["proxies"].values()} == {HEAD, WORKER}
+    assert proxies == {head, worker}
 
 
 def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> None:
     """The preStop hook, while a second worker stands by as the autoscaler would bring it."""
-    cluster.start_worker(SECOND)
-    until("the second worker", 60.0, cluster, lambda: _agent(cluster, SECOND))
+    cluster.start_worker("second")
+    until("the second worker", 60.0, cluster, lambda: _agent(cluster, "second"))
     lines: list[str] = []
     begun = threading.Event()
 
@@ -230,7 +255,7 @@ def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> Non
         body = {
             "model": "SmolLM2-135M-Instruct.Q4_1",
             "messages": [{"role": "user", "content": "Tell a very long story about the sea."}],
-            "max_tokens": 400,
+            "max_tokens": 300,
             "stream": True,
         }
         with cluster.client as client, client.stream("POST", "/v1/chat/completions", json=body) as stream:
@@ -242,7 +267,8 @@ def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> Non
     reader = threading.Thread(target=read)
     reader.start()
     assert begun.wait(60.0), cluster.logs()
-    command = [sys.executable, "-m", "k8s.drain", "--deadline-s", "100", "--node-ip", WORKER]
+    ending, staying = raylet(cluster, "worker"), raylet(cluster, "second")
+    command = [sys.executable, "-m", "k8s.drain", "--deadline-s", "100", "--node-id", ending]
     hook = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=120.0)
     reader.join(60.0)
     assert hook.returncode == 0, hook.stderr
@@ -252,10 +278,11 @@ def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> Non
     with cluster.client as client:
         answer = until("the replacement", 60.0, cluster, lambda: client.get("/ready").status_code == 200)
         assert answer
+    assert nodes_of(cluster)[0] == {staying}
 
 
-def _agent(cluster: Cluster, ip: str) -> bool:
-    answer = httpx.get(f"http://{ip}:{cluster.agents[ip]}/api/local_raylet_healthz", timeout=5.0)
+def _agent(cluster: Cluster, name: str) -> bool:
+    answer = httpx.get(f"http://{IP}:{cluster.agents[name]}/api/local_raylet_healthz", timeout=5.0)
     return "success" in answer.text
 
 
@@ -264,7 +291,7 @@ def test_everything_listens_on_loopback(cluster: Cluster) -> None:
         f"{process.name()} {connection.laddr.ip}:{connection.laddr.port}"
         for process in cluster.processes()
         for connection in _listening(process)
-        if not connection.laddr.ip.startswith("127.") and connection.laddr.ip != "::1"
+        if not connection.laddr.ip.removeprefix("::ffff:").startswith("127.") and connection.laddr.ip != "::1"
     }
     assert not open_to_all
 
