@@ -56,6 +56,7 @@ class Replica:
         self._work: dict[str, _Work] = {}
         self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
+        self._dry_run: Any = None
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
@@ -72,6 +73,10 @@ class Replica:
         self._say(ready=True, card=card, start_s=time.monotonic() - began)
         self._pin()
         self._tasks.append(asyncio.create_task(self._reconcile()))
+        if pool == "shared" and config.scaling.convert == "dry_run":
+            from deployments.conversion import DryRun
+
+            self._dry_run = DryRun(config, self._metrics, time.monotonic() - began)
 
     def _progress(self, progress: LoadProgress) -> None:
         now = time.monotonic()
@@ -111,6 +116,8 @@ class Replica:
             if now - said >= INTERVAL_S:
                 self._pin()
                 said = now
+                if self._dry_run is not None:
+                    self._dry_run.observe(self._engine.stats())
             native = await self._engine.native_metrics() if self._post.ready and rounds % NATIVE_EVERY == 0 else None
             if metrics != last or native:
                 self._board.pin(self._id, None, metrics, native)

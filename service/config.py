@@ -169,6 +169,9 @@ class ScalingConfig(_Part):
         description="A `shared` replica in the other mode: `dry_run` logs when and why a reload would pay, and reloads "
         "nothing.",
     )
+    hardware: str | None = Field(
+        None, description="Box for the step-time model that `convert` asks: a catalogue name, or a preflight JSON."
+    )
 
 
 class RayConfig(_Part):
@@ -215,6 +218,8 @@ class Config(_Part):
     def _one_or_both(self) -> Config:
         if set(self.pools) not in ({"shared"}, {"latency", "throughput"}):
             raise ValueError("pools must be either `shared` alone or `latency` and `throughput` together")
+        if self.scaling.convert != "off" and (self.scaling.hardware is None or "shared" not in self.pools):
+            raise ValueError("scaling.convert needs scaling.hardware, and a `shared` pool")
         floors = sum(pool.min_replicas * pool.boxes for pool in self.pools.values())
         if self.scaling.budget is not None and floors > self.scaling.budget:
             raise ValueError(f"scaling.budget ({self.scaling.budget:g}) is below what min_replicas hold ({floors:g})")

@@ -14,7 +14,8 @@ import httpx
 
 from tests.service import Service
 
-WORDS = "the river runs over stone and under bridge while small lights move along its bank at night".split()
+TEXT = "the river runs over stone and under bridge while small lights move along its bank at night"
+WORDS = TEXT.split(" ")
 """What the simulated engine says, over and over."""
 
 

@@ -69,7 +69,8 @@ async def test_none_lost_none_twice(service: Service) -> None:
     after = await asyncio.to_thread(books, service)
     made = after["output_tokens"] - before["output_tokens"]
     print(
-        f"\n{len(answers)} of {REQUESTS} answered in {took:.1f} s through {KILLS} kills, engines made {made:.0f} tokens",
+        f"\n{len(answers)} of {REQUESTS} answered in {took:.1f} s through {KILLS} kills, "
+        f"engines made {made:.0f} tokens",
         end="",
     )
     assert not failures, failures[:3]
@@ -117,7 +118,8 @@ async def test_a_thousand_at_once_at_eight_slots() -> None:
         paces = sorted(s.ended - s.first for s in served if s.first)
         print(
             f"\n1000 at once: {len(served)} served, {len(refused)} refused, p50 {waits[len(waits) // 2] * 1e3:.0f} ms, "
-            f"p99 {waits[int(0.99 * len(waits))] * 1e3:.0f} ms (client included); memory {before:.0f} -> {during:.0f} MiB; "
+            f"p99 {waits[int(0.99 * len(waits))] * 1e3:.0f} ms (client included); "
+            f"memory {before:.0f} -> {during:.0f} MiB; "
             f"an answer took {pace:.2f} s alone, {statistics.median(paces):.2f} s in the crowd",
             end="",
         )
