@@ -11,7 +11,8 @@ from service.types import PoolName
 
 @dataclass(frozen=True, slots=True)
 class ScalingSettings:
-    """scaling.policy.Settings without a profile. `budget`: boxes that all pools share; None: as many as the pools' ceilings."""
+    """scaling.policy.Settings without a profile. `budget`: boxes that all pools share; None: what their ceilings add up
+    to."""
 
     budget: float | None = None
     priority_wait_s: float = 2.0
