@@ -134,7 +134,7 @@ def explain(
     with Console(stderr=True).status("reading the service's metrics"):
         before, now = live.scrapes(url, seconds)
         described = live.model_of(card, wish, url, now)
-    found = split(described, before, now, pool or live.busiest(before, now), profile)
+    found = split(described, before, now, pool or live.busiest(before, now), profile, live.crowded(url))
     if json_:
         typer.echo(json.dumps(explanation_json(found), indent=1))
     else:

@@ -53,6 +53,7 @@ class Explanation:
     buckets: tuple[Bucket, ...]
     advice: Advice | None
     profile: dict[str, float] | None = None
+    note: str = ""
 
     @property
     def unexplained(self) -> float:
@@ -78,8 +79,8 @@ class Explanation:
         if self.culprit == "unexplained":
             return (
                 f"A step of {users} takes {step}, {self.unexplained * 1e3:.1f} ms more than this model and hardware "
-                f"explain: the machine is shared, throttled or not the one described (glm5 preflight), or prompts were "
-                f"being read; check that first{'' if self.advice is None else f', then {self.advice.setting}'}."
+                f"explain{f' ({self.note})' if self.note else ''}: the machine is shared, throttled or not the one "
+                f"described (glm5 preflight), or prompts were being read; check that first{'' if self.advice is None else f', then {self.advice.setting}'}."
             )
         words = {"idle": "the GPU standing idle", "gemm": "matrix products", "attention": "attention"} | SAYS
         total, parts = self.predicted.total, self.predicted.parts
@@ -95,9 +96,15 @@ class Explanation:
 
 
 def explain(
-    model: StepModel, before: Scrape | None, now: Scrape, pool: str, profile: dict[str, float] | None = None
+    model: StepModel,
+    before: Scrape | None,
+    now: Scrape,
+    pool: str,
+    profile: dict[str, float] | None = None,
+    note: str = "",
 ) -> Explanation:
-    """What happened between two scrapes (or since the start of the service, with `before` None) in one pool."""
+    """What happened between two scrapes (or since the start of the service, with `before` None) in one pool. `note`:
+    something seen on the machine that may explain a difference."""
     buckets = _buckets(model, before, now, pool)
     busy = sum(b.busy_s for b in buckets)
     middle = sum(_mean_running(b) * b.busy_s for b in buckets)
@@ -114,6 +121,7 @@ def explain(
         buckets=buckets,
         advice=best_advice(model, running, context),
         profile=profile,
+        note=note,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from service.planning.sources import model_shape
 from service.planning.step_model import StepModel
 
 TIMEOUT_S = 10.0
+LOCAL = ("127.0.0.1", "localhost", "::1")
+CROWDED = 1.5  # llama.cpp alone keeps the load at its number of threads
 DEMO_PARAMETERS = 134_515_008
 
 
@@ -112,12 +115,20 @@ def _this_machine(url: str) -> Box:
     from service.planning.measured import cpu_box
     from service.preflight.real import RealProbe
 
-    if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+    if urlsplit(url).hostname not in LOCAL:
         raise UserError(
             "the service runs on another machine: run glm5 preflight -o box.json there, give --hardware box.json"
         )
     host = RealProbe({}).host()
     return cpu_box("this machine", float(host.memory), host.memory_bandwidth, host.cpus)
+
+
+def crowded(url: str) -> str:
+    """Says so if this machine, where it is the service's, has more to do than cores; else empty."""
+    if urlsplit(url).hostname not in LOCAL:
+        return ""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return f"load average {load:.1f} on {cores} cores" if load > CROWDED * cores else ""
 
 
 def _get(url: str, path: str) -> Any:

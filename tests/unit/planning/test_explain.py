@@ -62,10 +62,11 @@ def test_a_service_that_runs_as_predicted_names_the_models_bottleneck():
 def test_a_step_far_beyond_the_model_is_not_blamed_on_a_part():
     model = step_model("demo", "cpu-2core", slots=8)
     slow = reading(1.0, steps=50, step_s=0.03, tokens={"1": 100.0}, busy={"1": 3.0})
-    found = explain(model, None, slow, "shared")
+    found = explain(model, None, slow, "shared", note="load average 9.0 on 2 cores")
     assert found.culprit == "unexplained"
+    assert "explain (load average 9.0 on 2 cores)" in found.sentence
     assert found.unexplained == pytest.approx(0.03 - found.predicted.total)
-    assert "more than this model and hardware explain" in found.sentence
+    assert "than this model and hardware explain" in found.sentence
 
 
 def test_only_what_happened_between_two_readings_counts():
