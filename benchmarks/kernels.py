@@ -37,6 +37,10 @@ def attempt(time_us: Callable[[], float]) -> str:
         return f"{'-':>9s}"
 
 
+def header(*columns: str) -> None:
+    print(f"{'product':22s}{'M':>6s}" + "".join(f"{c:>9s}" for c in columns) + "  error    tile")
+
+
 def plugin_linear(bench: measure.Bench, m: int) -> float:
     from vllm_gguf_plugin.quantization.linear import _fused_mul_mat_gguf
 
@@ -133,14 +137,15 @@ def packed(bench: measure.Bench, x: torch.Tensor, tile: choose.LinearTile | None
 
 
 def experts(only: str, ms: list[int], table: choose.Table, bandwidth: float) -> None:
-    print(f"{'product':22s}{'M':>6s}{'plugin':>9s}{'Marlin':>9s}{'packed':>9s}{'skew':>9s}{'floor':>9s}  error    tile")
+    header("plugin", "Marlin", "packed", "skew", "floor")
     for s in (s for s in tune.GLM5_MOE if only in s.name):
         bench = measure.Bench(s)
         for m in ms:
             tile = choose.moe_tile(table, s.forms, s.experts, s.inner, s.hidden, m, s.top_k, s.hidden // 256)
             print(
                 f"{s.name:22s}{m:6d}{attempt(partial(plugin_experts, bench, m))}"
-                f"{attempt(partial(marlin_experts, bench, m))}{bench.moe_us(m, tile):9.1f}{bench.skewed_us(m, tile):9.1f}"
+                f"{attempt(partial(marlin_experts, bench, m))}{bench.moe_us(m, tile):9.1f}"
+                f"{bench.skewed_us(m, tile):9.1f}"
                 f"{s.floor_us(m, bandwidth):9.1f}  {bench.moe_error(m, tile):.1e}  {tune.brief(tile)}",
                 flush=True,
             )

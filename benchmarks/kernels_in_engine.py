@@ -33,13 +33,17 @@ VARIANTS = {
     "packed+copies": {"packed": True, "bf16_copies": "all"},
 }
 RANK = {
-    "hidden_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 2048, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "intermediate_size": 1536, "moe_intermediate_size": 256,
+    "hidden_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 2048,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "intermediate_size": 1536,
+    "moe_intermediate_size": 256,
     "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "vocab_size": 19360,
 }  # fmt: skip
 TINY = RANK | {
-    "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 256,
-    "qk_nope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "q_lora_rank": 256,
+    "qk_nope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 256, "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
     "vocab_size": 512,
 }  # fmt: skip
 

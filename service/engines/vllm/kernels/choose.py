@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+MANY = 512
+"""Tokens beyond which, unless measured otherwise, W is decoded once for cuBLAS."""
+
 T = TypeVar("T")
 
 TUNED = Path(__file__).parent / "tuned"
@@ -62,9 +65,9 @@ def moe_key(form13: int, form2: int, experts: int, inner: int, hidden: int) -> s
 def linear_tile(table: Table, form: int, rows: int, pieces: int, unit: int, m: int) -> LinearTile | None:
     """The tile for x [m, pieces * 64] times W [rows, ...] of `form`; None means decode once and use cuBLAS."""
     found = _at_least(table.linear.get(linear_key(form, rows, pieces * 64)), m)
-    if found is not None:
+    if found is not None and (m <= MANY or m <= max(table.linear[linear_key(form, rows, pieces * 64)])):
         return found[0]
-    if m > 512:
+    if m > MANY:
         return None
     bm = 8 if m <= 8 else 16 if m <= 64 else 32 if m <= 128 else 64
     bn = 64 if rows % 128 or m <= 64 else 128

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.kernels.cases import raw_blocks, relative
 
 from service.engines.vllm.kernels import reference as ref
 from service.engines.vllm.kernels.choose import LinearTile
 from service.engines.vllm.kernels.linear import COUNTERS, linear
 from service.engines.vllm.kernels.repack import repack
+from tests.unit.kernels.interpreted.cases import raw_blocks, relative
 
 EXACT = 6e-4
 """Outputs are float32 here (the interpreter truncates to bf16 instead of rounding); the rest is fp16 steps."""
@@ -39,7 +39,10 @@ def test_ragged_shapes(m: int, k: int, split: int) -> None:
 
 
 def test_no_tokens() -> None:
-    assert run(torch.zeros(0, 256), raw_blocks(64, 256, ref.Q4_K), ref.Q4_K, LinearTile(64, 8, 1, 2, 3))[1].shape == (0, 64)
+    assert run(torch.zeros(0, 256), raw_blocks(64, 256, ref.Q4_K), ref.Q4_K, LinearTile(64, 8, 1, 2, 3))[1].shape == (
+        0,
+        64,
+    )
 
 
 @pytest.mark.parametrize("size", [1e5, 3e38 / 1e4, 1e-6, 1e-7])

