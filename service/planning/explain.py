@@ -77,10 +77,12 @@ class Explanation:
         step = f"{self.measured_s * 1e3:.1f} ms"
         users = "1 request" if self.running == 1 else f"{self.running} requests"
         if self.culprit == "unexplained":
+            seen = f" ({self.note})" if self.note else ""
+            then = "" if self.advice is None else f", then {self.advice.setting}"
             return (
                 f"A step of {users} takes {step}, {self.unexplained * 1e3:.1f} ms more than this model and hardware "
-                f"explain{f' ({self.note})' if self.note else ''}: the machine is shared, throttled or not the one "
-                f"described (glm5 preflight), or prompts were being read; check that first{'' if self.advice is None else f', then {self.advice.setting}'}."
+                f"explain{seen}: the machine is shared, throttled or not the one described (glm5 preflight), or prompts "
+                f"were being read; check that first{then}."
             )
         words = {"idle": "the GPU standing idle", "gemm": "matrix products", "attention": "attention"} | SAYS
         total, parts = self.predicted.total, self.predicted.parts
