@@ -47,14 +47,12 @@ class Policy:
         threading.Thread(target=self._follow, name="glm5-board", daemon=True).start()
 
     def _follow(self) -> None:
-        board, last = Board(), b""
+        board = Board()
         while True:
             posts = board.posts_now()
             if posts is not None:
                 self._posts = (time.monotonic(), posts)
-            if (now := snapshot(self._metrics)) != last:
-                board.pin(ID, None, now)
-                last = now
+            board.pin(ID, None, snapshot(self._metrics))
             time.sleep(INTERVAL_S / 2)
 
     def __call__(self, contexts: dict[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
