@@ -81,8 +81,8 @@ class Explanation:
             then = "" if self.advice is None else f", then {self.advice.setting}"
             return (
                 f"A step of {users} takes {step}, {self.unexplained * 1e3:.1f} ms more than this model and hardware "
-                f"explain{seen}: the machine is shared, throttled or not the one described (glm5 preflight), or prompts "
-                f"were being read; check that first{then}."
+                f"explain{seen}: the machine is shared, throttled or not the one described (glm5 preflight), or "
+                f"prompts were being read; check that first{then}."
             )
         words = {"idle": "the GPU standing idle", "gemm": "matrix products", "attention": "attention"} | SAYS
         total, parts = self.predicted.total, self.predicted.parts

@@ -67,6 +67,7 @@ class ModelShape:
     tensors: tuple[Tensor, ...]
     dense_layers: int = 0
     attention_width: int = 0
+    index_top_k: int = 0
     _roles_of: dict[tuple[int, str, str], list[RoleBytes]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
@@ -170,8 +171,19 @@ class ModelShape:
             total += sum(r.per_gpu for r in self.draft_roles(tp, attention, runtime))
         return total
 
+    def kv_read_bytes(
+        self, running: int, context: float, tp: int, value_bytes: float = 2.0, attention: Attention = "dense"
+    ) -> float:
+        """Bytes of cache that one rank reads in a step of `running` requests holding `context` tokens together. Sparse
+        attention reads all index keys, and the values of at most index_top_k tokens a request."""
+        values = self.kv_bytes_per_token(tp, value_bytes)
+        if attention == "dense":
+            return context * values
+        keys = context * self.layers * self.index_elements
+        return keys + min(context, running * self.index_top_k) * values
+
     def kv_bytes_per_token(self, tp: int, value_bytes: float = 2.0, attention: Attention = "dense") -> float:
-        """Bytes that one token of context occupies (and a step reads) on one rank."""
+        """Bytes that one token of context occupies on one rank."""
         split = 1 if self.mla else min(tp, max(1, self.kv_heads))
         values = self.kv_elements / split
         index = self.index_elements if attention == "sparse" else 0  # fp8 keys: one byte each
@@ -222,4 +234,5 @@ def from_tensors(metadata: Mapping[str, Any], tensors: Iterable[Tensor], name: s
         tensors=every,
         dense_layers=number("leading_dense_block_count", 0) if experts else number("block_count") - mtp,
         attention_width=width,
+        index_top_k=number("attention.indexer.top_k", 0),
     )

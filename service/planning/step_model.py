@@ -84,13 +84,13 @@ class StepModel:
         """Seconds of a step with `running` requests that hold `context_tokens` tokens of context together."""
         if running < 1:
             return 0.0
-        return self._base(running)[1] + self._kv_s(context_tokens)
+        return self._base(running)[1] + self._kv_s(running, context_tokens)
 
     def split(self, running: int, context_tokens: int = 0) -> StepSplit:
         """The same step by cause; `split(...).total == decode_step_s(...)`."""
         if running < 1:
             return StepSplit(0, 0, 0, 0, 0, 0, 0)
-        return replace(self._base(running)[0], kv=self._kv_s(context_tokens))
+        return replace(self._base(running)[0], kv=self._kv_s(running, context_tokens))
 
     def prefill_s(self, tokens: int) -> float:
         """Seconds to compute a prompt of `tokens` tokens alone, in chunks of settings.prefill_chunk."""
@@ -184,17 +184,21 @@ class StepModel:
         floor = min(floor, total)
         return floor, total - floor
 
-    def _kv_s(self, context_tokens: float) -> float:
-        return context_tokens * self._kv_token_s
+    def _kv_s(self, running: int, context_tokens: float) -> float:
+        s = self.settings
+        if s.attention == "dense":
+            return context_tokens * self._dense_kv_s
+        read = self.shape.kv_read_bytes(running, context_tokens, s.tp, s.kv_value_bytes, s.attention)
+        return read / self._kv_rate
 
     @cached_property
-    def _kv_token_s(self) -> float:
-        per_token = self.shape.kv_bytes_per_token(
-            self.settings.tp, self.settings.kv_value_bytes, self.settings.attention
-        )
-        if self.settings.attention == "sparse":  # reads index keys of all tokens, values of at most index_topk
-            per_token = min(per_token, self.shape.layers * self.shape.index_elements + per_token * 0.05)
-        return per_token / (self.box.gpu.bandwidth * self.calibration.kv_efficiency)
+    def _kv_rate(self) -> float:
+        return self.box.gpu.bandwidth * self.calibration.kv_efficiency
+
+    @cached_property
+    def _dense_kv_s(self) -> float:
+        """Seconds a step for each token of context."""
+        return self.shape.kv_read_bytes(1, 1.0, self.settings.tp, self.settings.kv_value_bytes) / self._kv_rate
 
     def _draft_s(self, running: int) -> float:
         """k passes of the MTP layer, one token a request each, and the head each time."""

@@ -103,6 +103,10 @@ def test_mla_cache_is_held_whole_by_every_rank_and_gqa_is_split():
     shape = model_shape("glm-5")
     assert shape.kv_bytes_per_token(8) == shape.kv_bytes_per_token(1) == 78 * 576 * 2
     assert shape.kv_bytes_per_token(8, attention="sparse") == 78 * (576 * 2 + 128)
+    # sparse attention reads every index key, and the values of at most 2048 tokens a request
+    assert shape.kv_read_bytes(2, 10_000, 8, attention="sparse") == 78 * (10_000 * 128 + 4096 * 576 * 2)
+    assert shape.kv_read_bytes(2, 3000, 8, attention="sparse") == 78 * 3000 * (128 + 576 * 2)
+    assert shape.kv_read_bytes(2, 3000, 8) == 78 * 3000 * 576 * 2
     metadata = {
         "general.architecture": "llama",
         "llama.block_count": 2,
