@@ -182,9 +182,10 @@ def _want(rule: Rules, reading: Reading, settings: Settings) -> _Want:
     if target > rule.ceiling:
         return _Want(rule.ceiling, "maximum")
     demand = reading.running + reading.waiting
-    needed = math.ceil(max(demand, reading.running + reading.missed) / rule.slots)
+    needed = math.ceil(demand / rule.slots)
     if target == 0:
-        wanted = min(rule.ceiling, needed)
+        # Requests missed over some time say that one is needed, not how many at once.
+        wanted = min(rule.ceiling, max(needed, 1 if reading.missed else 0))
         return _Want(wanted, "queue", pressed=True) if wanted else _Want(0, "steady")
     covered = demand <= target * rule.slots
     want, reason, pressed = target, "steady", False
@@ -199,8 +200,8 @@ def _want(rule: Rules, reading: Reading, settings: Settings) -> _Want:
     if want > target or reading.ready == 0:
         # Nothing is taken away from a pool that has not served yet: an empty one that loads looks idle.
         return _Want(want, "no_data" if want == target else reason, pressed)  # type: ignore[arg-type]
-    enough = max(rule.floor, math.ceil(max(demand, reading.running + reading.missed) / (rule.slots * COMFORT)))
-    if covered and not reading.queued_tokens and enough < target:
+    enough = max(rule.floor, math.ceil(demand / (rule.slots * COMFORT)))
+    if covered and not reading.queued_tokens and not reading.missed and enough < target:
         return _Want(enough, "idle")
     return _Want(target, "maximum" if reason == "maximum" else "steady")
 

@@ -1,4 +1,4 @@
-"""A trace on real Ray: bursts of chat over a steady batch, four boxes as a custom resource, the policy at work.
+"""A trace on real Ray: a burst of chat over a steady batch, four boxes as a custom resource, latency from zero.
 
 GLM5_TRACE_BURST_S sets the burst's length (default 14 s); GLM5_TRACE_STATIC=1 plays the same trace on a fixed 2+2
 split.
@@ -64,6 +64,8 @@ async def play(service: Service) -> tuple[list[Seen], list[Seen], list[tuple[flo
 async def test_the_policy_follows_a_trace() -> None:
     static = bool(os.environ.get("GLM5_TRACE_STATIC"))
     settings = ["routing.spill_to_throughput=false"]
+    if not static:
+        settings.append("pools.latency.min_replicas=0")
     if static:
         settings += [f"pools.{p}.{k}=2" for p in ("latency", "throughput") for k in ("min_replicas", "max_replicas")]
     with running("deployments/profiles/sim-two-pools.yaml", *(x for s in settings for x in ("--set", s))) as service:
@@ -83,5 +85,6 @@ async def test_the_policy_follows_a_trace() -> None:
     assert all(s.whole for s in batch), "a scale-down cut an answer"
     assert all(sum(now.values()) <= BUDGET for _, now in fleet), "more replicas than boxes"
     if not static:
+        assert fleet[0][1]["latency"] == 0, "the latency pool began at zero"
         assert most >= 2, "the burst brought no replica"
         assert fleet[-1][1]["throughput"] >= 2 or fleet[-1][1]["latency"] < most, "the boxes were not given back"
