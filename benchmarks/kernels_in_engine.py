@@ -72,8 +72,7 @@ def register_loader() -> None:
         last = name.rpartition(".")[2]
         return ref.Q6_K if last == "lm_head" else ref.Q5_K if last == "down_proj" else ref.Q4_K
 
-    def fill(name: str, module: torch.nn.Module) -> None:
-        device = str(torch.get_default_device())
+    def fill(name: str, module: torch.nn.Module, device: str) -> None:
         if hasattr(module, "w13_qweight"):
             for part, ggml_type, weight in (
                 ("w13", ref.Q4_K, module.w13_qweight), ("w2", ref.Q5_K, module.w2_qweight),
@@ -98,6 +97,7 @@ def register_loader() -> None:
             pass
 
         def load_model(self, vllm_config, model_config, prefix=""):  # type: ignore[no-untyped-def]
+            self.device = torch.device(vllm_config.device_config.device)
             vllm_config.quant_config.unquantized_modules.extend(
                 f"model.layers.{i}.self_attn.kv_b_proj" for i in range(model_config.hf_config.num_hidden_layers)
             )
@@ -107,7 +107,7 @@ def register_loader() -> None:
             started = time.perf_counter()
             for name, module in model.named_modules():
                 if hasattr(module, "w13_qweight") or hasattr(module, "qweight"):
-                    fill(name, module)
+                    fill(name, module, str(self.device))
             for name, p in model.named_parameters():
                 if "qweight" not in name and p.dtype.is_floating_point:
                     p.data.fill_(1.0) if "norm" in name else p.data.normal_(0, 0.02)

@@ -75,10 +75,12 @@ def register() -> None:
 @cache
 def classes() -> dict[type, Callable[..., Any]]:
     """Plugin class -> our subclass. Made late: vLLM and the plugin are heavy."""
+    from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
     from vllm_gguf_plugin.quantization.fused_moe import GGUFMoEMethod
     from vllm_gguf_plugin.quantization.linear import GGUFLinearMethod
     from vllm_gguf_plugin.quantization.vocal_embeds import GGUFEmbeddingMethod
 
+    @register_weight_loader_v2_supported_method
     class PackedLinearMethod(GGUFLinearMethod):  # type: ignore[misc]
         """Linear layers; merged shards of one form become one matrix, others one each, in the order of their ids."""
 
@@ -107,7 +109,9 @@ def classes() -> dict[type, Callable[..., Any]]:
                 )
                 for i, numbers in enumerate(layer.glm5_parts)
             ]
-            out = (outs[0] if len(outs) == 1 else torch.cat(outs, 1)).unflatten(0, x.shape[:-1])
+            out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+            # view, not unflatten: that one refuses symbolic sizes
+            out = out.view(*x.shape[:-1], out.shape[1])
             return out if bias is None else out + bias
 
     class PackedEmbeddingMethod(PackedLinearMethod, GGUFEmbeddingMethod):  # type: ignore[misc]
@@ -119,7 +123,7 @@ def classes() -> dict[type, Callable[..., Any]]:
             rows = torch.ops.glm5.packed_embed(
                 x.flatten(), *planes_of(layer, 0), *layer.glm5_parts[0], self.params_dtype
             )
-            return rows.unflatten(0, x.shape)
+            return rows.view(*x.shape, rows.shape[1])
 
     class PackedMoEMethod(GGUFMoEMethod):  # type: ignore[misc]
         """Routed experts; w13 and w2 may differ in type. Expert parallelism: ids go through the layer's expert map."""
