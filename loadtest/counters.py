@@ -109,7 +109,7 @@ def judge(before: Reading | str, after: Reading | str, client_tokens: int) -> Cr
 
 
 def settle(
-    url: str, api_key: str, before: Reading | str, client_tokens: int, wait_s: float = _SETTLE_S
+    url: str, api_key: str, before: Reading | str, client_tokens: int, wait_s: float
 ) -> tuple[CrossCheck, Reading | str]:
     """Read until the counts agree or `wait_s` has passed; judge the last reading, and return it too."""
     deadline = time.monotonic() + wait_s

@@ -45,6 +45,7 @@ class Settings:
     metrics_url: str | None = None  # None: the target's /metrics; "": do not cross-check
     slo: dict[str, float] = field(default_factory=dict)
     cpus: int = 0  # 0: all of this machine
+    settle_s: float = 5.0  # how long counters may take to show the last tokens
 
     @property
     def counters_at(self) -> str:
@@ -91,7 +92,7 @@ def measure_level(
     outcome = run_level(settings, level, watcher)
     received = sum(record.output_tokens for record in outcome.records)
     try:
-        check, after = counters.settle(url, key, before, received, 0.0 if outcome.interrupted else 5.0)
+        check, after = counters.settle(url, key, before, received, 0.0 if outcome.interrupted else settings.settle_s)
     except KeyboardInterrupt:
         outcome.interrupted = True  # the level is whole, only its second opinion is missing
         return outcome, None, None

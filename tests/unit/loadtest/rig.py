@@ -59,7 +59,7 @@ def run(
     """Play `script`, drive `level` without a probe (so every request is in the server's log), judge, return all."""
     server.play(script)
     work = Workload(model="fake", output_tokens=output_tokens, words=60, seed=5, extra=extra or {})
-    settings = sweep.Settings(Target.parse(server.url), work, slo=slo or {})
+    settings = sweep.Settings(Target.parse(server.url), work, slo=slo or {}, settle_s=1.0)
     outcome, check, _ = sweep.measure_level(settings, level, Silent(), counters.read(settings.counters_at))
     summary = sweep.summarise(settings, level, outcome, check)
     window = metrics.window_of(outcome.records, level.concurrency, level.open_loop)
@@ -67,8 +67,10 @@ def run(
 
 
 def close(value: float | None, truth: float, share: float = 0.02) -> bool:
-    """Within `share` of the truth."""
-    return value is not None and abs(value - truth) <= share * abs(truth)
+    """Within `share` of the truth; else an AssertionError that tells both."""
+    if value is None or abs(value - truth) > share * abs(truth):
+        raise AssertionError(f"{value} is not within {share:.0%} of {truth}")
+    return True
 
 
 @contextmanager

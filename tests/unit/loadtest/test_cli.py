@@ -162,7 +162,8 @@ def test_ab_finds_the_faster_setting(tmp_path: Path) -> None:
     done = load(
         "ab", "--before", tmp_path / "slow.json", "--after", tmp_path / "fast.json", "--out", tmp_path / "ab",
         "--command", f"{sys.executable} -m tests.fake_openai.server {{profile}} {{port}}", "--port", port,
-        "--concurrency", "2", "--requests", 6, "--output-tokens", 50, "--start-timeout", 20, "--json", timeout=120,
+        "--concurrency", "2", "--requests", 4, "--output-tokens", 40, "--start-timeout", 20, "--metrics-url", "",
+        "--json", timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (level,) = json.loads(done.stdout)["levels"]

@@ -9,7 +9,7 @@ from loadtest.plan import Level
 from tests.fake_openai import FakeServer, Script
 from tests.unit.loadtest.rig import Ran, close, quiet_machine, run
 
-TTFT, STEP, ITL, OUT = 0.30, 0.02, 0.03, 16
+TTFT, STEP, ITL, OUT = 0.20, 0.02, 0.02, 16
 SCRIPT = Script(ttft_s=TTFT, ttft_step_s=STEP, itl_s=ITL)
 CYCLE = TTFT + 4.5 * STEP + (OUT - 1) * ITL  # request numbers mod 10 give 0..9 steps, 4.5 on average
 
@@ -21,7 +21,7 @@ def test_each_metric_within_two_percent_of_the_truth(fake: FakeServer, concurren
 
 
 def _check_level(fake: FakeServer, concurrency: int) -> None:
-    rounds = 6 if concurrency == 1 else 4
+    rounds = {1: 10, 10: 8}.get(concurrency, 4)  # few streams need more rounds for the edges not to count
     level = Level(0, concurrency, requests=rounds * concurrency, ramp_s=CYCLE, timeout_s=30)
     ran = run(fake, SCRIPT, level, output_tokens=OUT, slo={"ttft": TTFT + 4.5 * STEP, "e2el": 60.0})
     m = ran.measured
@@ -85,12 +85,12 @@ def _of_measured(ran: Ran) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_open_loop_counts_from_the_scheduled_send(fake: FakeServer) -> None:
     """20 requests/s at a server that can do 10: the waiting must show."""
     script = Script(ttft_s=0.1, itl_s=0.0, slots=1)
-    ran = run(fake, script, Level(0, 0, rate=20.0, requests=40, warmup=1, timeout_s=30), output_tokens=2)
+    ran = run(fake, script, Level(0, 0, rate=20.0, requests=30, warmup=1, timeout_s=30), output_tokens=2)
     m = ran.measured
     assert m.failed == 0
     assert m.ttft is not None
-    # A queue that grows by one request every 0.1 s: the 40th waits for about half of the 4 s of work before it.
-    assert m.ttft.max > 1.2
+    # A queue that grows by one request every 0.1 s: the 30th waits for about half of the 3 s of work before it.
+    assert m.ttft.max > 1.0
     records = [r for r in ran.outcome.records if not r.warmup]
     assert all(r.sent >= r.scheduled for r in records)
     spans = np.diff(sorted(r.scheduled for r in records))
