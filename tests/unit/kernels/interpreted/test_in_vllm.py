@@ -81,6 +81,29 @@ def test_a_tied_embedding_serves_both_ends(gguf_config: Any) -> None:
     assert not bool(logits[:, 100:].any()), "rows that pad the vocabulary are zero"
 
 
+def test_compiled_with_symbolic_sizes(gguf_config: Any) -> None:
+    """One graph, from ids to outputs, for any number of tokens."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    table = VocabParallelEmbedding(64, 256, params_dtype=torch.float32, quant_config=gguf_config, prefix="model.embed")
+    raw = raw_blocks(64, 256, ref.Q4_K)
+    table.qweight_type.weight_loader(table.qweight_type, torch.tensor(ref.Q4_K))
+    table.qweight.weight_loader(table.qweight, raw)
+    table.quant_method.process_weights_after_loading(table)
+    layer, exact = merged(gguf_config, (ref.Q6_K, ref.Q4_K))
+
+    def model(ids: torch.Tensor) -> torch.Tensor:
+        return layer.quant_method.apply(layer, table.quant_method.embedding(table, ids))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for m in (2, 5):
+        ids = torch.randint(0, 64, (m,))
+        torch._dynamo.mark_dynamic(ids, 0)
+        want = ref.dequantize(raw, ref.Q4_K)[ids] @ exact.T
+        assert relative(compiled(ids), want) < 1e-3
+
+
 def test_types_without_a_packed_form_stay_with_the_plugin(gguf_config: Any, caplog: pytest.LogCaptureFixture) -> None:
     q2_k = 10
     quant_method._say_once.cache_clear()
