@@ -24,6 +24,7 @@ def plot(runs: Sequence[Run], out: Path, title: str = "") -> None:
         raise UserError("plots need matplotlib: pip install 'glm5-serve[plots]'") from error
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "glm5"  # the same run gives the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.2), layout="constrained")
@@ -41,6 +42,9 @@ def plot(runs: Sequence[Run], out: Path, title: str = "") -> None:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     wait.set_yscale("log")
+    low, high = wait.get_ylim()
+    wait.yaxis.set_major_formatter("{x:g}")
+    wait.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else "")
     trade.set(title="Trade-off", xlabel="tok/s per user (median)", ylabel=f"output tok/s per {per}")
     for axes in (speed, wait, trade):
         axes.grid(alpha=0.3)

@@ -114,7 +114,7 @@ def test_bad_input_is_one_sentence_and_exit_2(tmp_path: Path, arguments: list[st
 
 
 def test_interrupt_keeps_what_was_measured(fake: FakeServer, tmp_path: Path) -> None:
-    fake.play(Script(ttft_s=0.05, itl_s=0.01))
+    fake.play(Script(ttft_s=0.05, itl_s=0.005))
     run = tmp_path / "run"
     command = [
         *LOAD,

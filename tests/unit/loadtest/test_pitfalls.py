@@ -11,7 +11,7 @@ from tests.unit.loadtest.rig import close, quiet_machine, run
 
 def test_peak_is_never_below_the_mean(fake: FakeServer) -> None:
     """Counting chunks in whole-second buckets (vllm bench serve) puts the peak below the mean under drafts."""
-    ran = run(fake, Script(itl_s=0.004, tokens_per_chunk=8), Level(0, 4, requests=24, timeout_s=30), output_tokens=128)
+    ran = run(fake, Script(itl_s=0.004, tokens_per_chunk=8), Level(0, 4, requests=16, timeout_s=30), output_tokens=128)
     m = ran.measured
     assert m.output_tok_s and m.peak_tok_s and ran.window
     times = np.concatenate([record.times for record in ran.outcome.records])
@@ -63,7 +63,7 @@ def test_client_limited_run_is_marked_invalid(fake: FakeServer) -> None:
 
 
 def test_chunk_is_not_a_token(fake: FakeServer) -> None:
-    ran = run(fake, Script(itl_s=0.01, tokens_per_chunk=4), Level(0, 4, requests=16, timeout_s=30), output_tokens=64)
+    ran = run(fake, Script(itl_s=0.01, tokens_per_chunk=4), Level(0, 4, requests=8, timeout_s=30), output_tokens=64)
     m = ran.measured
     chunks = sum(len(record.times) for record in ran.outcome.records)
     tokens = sum(record.output_tokens for record in ran.outcome.records)
