@@ -25,6 +25,8 @@ from service.types import PoolName
 PATH = "deployments.autoscaling:Policy"
 ID = "control"
 DECIDE_S = 0.25
+UNUSED_S = 60.0
+"""A policy that was replaced is never called again: then its thread ends."""
 BELIEVED_S = 3.0
 """A word of the board older than this is no ground for a decision."""
 
@@ -44,11 +46,12 @@ class Policy:
         self._start_s: dict[PoolName, float] = {}
         self._targets: dict[PoolName, int] = {}
         self._posts: tuple[float, list[Post]] = (0.0, [])
-        threading.Thread(target=self._follow, name="glm5-board", daemon=True).start()
+        self._called = time.monotonic()
+        self._thread: threading.Thread | None = None
 
     def _follow(self) -> None:
         board = Board()
-        while True:
+        while time.monotonic() - self._called < UNUSED_S:
             posts = board.posts_now()
             if posts is not None:
                 self._posts = (time.monotonic(), posts)
@@ -57,7 +60,10 @@ class Policy:
 
     def __call__(self, contexts: dict[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
         """Targets by deployment. Only pools that change are named: Serve keeps the others as they are."""
-        now = time.monotonic()
+        now = self._called = time.monotonic()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._follow, name="glm5-board", daemon=True)
+            self._thread.start()
         seen_at, posts = self._posts
         if now - self._decided < DECIDE_S or now - seen_at > BELIEVED_S:
             return {}, {}
