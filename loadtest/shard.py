@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import time
 from array import array
@@ -54,6 +55,8 @@ class Result:
 def shard_main(pipe: Connection, share: Share) -> None:
     """Entry of the process. Ctrl-C is the parent's to handle: it sends `stop`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket a stream; the usual soft limit is 1024
     client = Client(share)
     pipe.send(("ready",))
     try:
