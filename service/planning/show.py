@@ -104,7 +104,7 @@ def show_plan(plan: Plan, console: Console) -> None:
 
 
 def memory_table(m: Memory) -> Table:
-    table = Table(title="one GPU's memory", title_justify="left")
+    table = Table(title="memory of one GPU (or of the machine)", title_justify="left")
     table.add_column("what")
     table.add_column("GB", justify="right")
     table.add_column("why", style="dim")
@@ -116,7 +116,8 @@ def memory_table(m: Memory) -> Table:
 
 
 def rates_table(plan: Plan) -> Table:
-    table = Table(title=f"{plan.basis} speed, {plan.context // 2} tokens of context held", title_justify="left")
+    words = {"measured": "speed predicted from measured parts"}.get(plan.basis, f"{plan.basis} speed")
+    table = Table(title=f"{words}, {plan.context // 2} tokens of context held", title_justify="left")
     for name in ("users", "tok/s", "within", "per user", "step ms"):
         table.add_column(name, justify="right")
     table.add_column("limited by")
