@@ -61,6 +61,7 @@ def test_greedy_equals_the_engine_alone(service: Service, model: str, content: s
 
 
 async def test_64_streams_lose_nothing(service: Service, model: str) -> None:
+    await asyncio.sleep(2.5)  # llama.cpp's own text is fetched about once a second
     before = service.metric("glm_output_tokens_total")
     engine_before = service.metric("llamacpp:tokens_predicted_total")
     async with httpx.AsyncClient(
@@ -73,7 +74,7 @@ async def test_64_streams_lose_nothing(service: Service, model: str) -> None:
         answers = await asyncio.gather(*(read_stream(client, body) for body in bodies))
     told = sum(usage["completion_tokens"] for _, usage in answers)
     assert 64 < told <= 64 * 16
-    await asyncio.sleep(2.5)  # llama.cpp's own text is fetched about once a second
+    await asyncio.sleep(2.5)
     assert service.metric("glm_output_tokens_total") - before == told
     assert service.metric("llamacpp:tokens_predicted_total") - engine_before == told
 
@@ -152,7 +153,10 @@ def test_ray_asks_for_its_token(service: Service) -> None:
 
 def joins(port: int, token: str, within_s: float) -> bool:
     """Whether a stranger on this machine can attach to the cluster with `token`."""
-    stranger = f"import ray; ray.init(address='127.0.0.1:{port}', log_to_driver=False); print('let in')"
+    stranger = (
+        "from deployments.loopback import keep_node_address; keep_node_address(); import ray; "
+        f"ray.init(address='127.0.0.1:{port}', log_to_driver=False); print('let in')"
+    )
     try:
         result = subprocess.run(
             [str(Path(GLM5).with_name("python")), "-c", stranger],
