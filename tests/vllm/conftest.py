@@ -47,6 +47,9 @@ def plugin(workplace: Path) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join([root, path] + ([before] if before else []))
     os.environ["VLLM_CACHE_ROOT"] = str(workplace / "vllm-cache")
     sys.path.insert(0, path)
+    if not MISSING:
+        # Before any test takes stdout away: vLLM's log keeps the stream that it finds.
+        import vllm  # noqa: F401
     assert any(p.value.startswith("service.engines.vllm") for p in entry_points(group="vllm.general_plugins"))
     yield
     sys.path.remove(path)
@@ -60,6 +63,7 @@ def files(workplace: Path) -> dict[str, Path]:
         "ud": ud,
         "split": make_split(ud, 3),
         "f16": make(workplace / "tiny-f16.gguf", "f16"),
+        "f32": make(workplace / "tiny-f32.gguf", "f32", Tiny(layers=3, experts=8)),
         "misaligned": make(workplace / "tiny-misaligned.gguf", "ud", Tiny(expert_ffn=256)),
     }
 

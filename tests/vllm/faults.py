@@ -113,6 +113,7 @@ def _reference_kernels(changes: _Changes) -> None:
     import gguf
     import torch
     from vllm_gguf_plugin import ops
+    from vllm_gguf_plugin.quantization import fused_moe
 
     def plain(weight: Any, kind: int) -> Any:
         values = gguf.quants.dequantize(weight.contiguous().numpy(), gguf.GGMLQuantizationType(int(kind)))
@@ -132,6 +133,8 @@ def _reference_kernels(changes: _Changes) -> None:
     def moe_sum(values: Any, out: Any) -> None:
         out.copy_(values.sum(1))
 
+    # More than 64 tokens would take a path that sorts them by expert with a CUDA operation.
+    changes.set(fused_moe, "MMQ_QUANT_TYPES", frozenset())
     kernels = {"ggml_dequantize": dequantize, "ggml_mul_mat_a8": matmul, "ggml_mul_mat_vec_a8": matmul}
     for name, kernel in (kernels | {"ggml_moe_a8_vec": experts, "moe_sum": moe_sum}).items():
         changes.set(ops, name, kernel)

@@ -80,16 +80,20 @@ def test_split_file_two_ranks_with_mtp_equals_transformers_and_passes_the_gate(
         engines.stop(engine)
 
 
-def test_llamacpp_gives_the_oracles_answers(files: dict[str, Path], oracle: Callable[[Path], Any]) -> None:
-    """F16, dense range; the same file goes through vLLM in test_mixes.py."""
+@pytest.mark.parametrize(("mix", "within"), [("f32", WITHIN), ("f16", 1e-2)])
+def test_llamacpp_gives_the_oracles_answers(
+    mix: str, within: float, files: dict[str, Path], oracle: Callable[[Path], Any]
+) -> None:
+    """Dense range; F16 goes through vLLM in test_mixes.py. With F16 weights llama.cpp rounds its activations to half
+    precision too, which alone moves its log-probabilities by 3e-3."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(files["f16"])
+    params.model.path = str(files[mix])
     params.n_ctx, params.n_parallel, params.port, params.verbosity, params.ui = 512, 1, 0, 0, False
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     server = xllamacpp.Server(params)
-    model = oracle(files["f16"])
+    model = oracle(files[mix])
     for prompt in prompts():
         body = {"prompt": prompt, "max_tokens": STEPS, "temperature": 0, "logprobs": 8, "ignore_eos": True}
         seen: list[dict[str, Any]] = []
@@ -104,18 +108,13 @@ def test_llamacpp_gives_the_oracles_answers(files: dict[str, Path], oracle: Call
         right = truth(model, prompt, tokens)
         assert tokens == right.choices
         for entry, row in zip(entries, right.logprobs, strict=True):
-            assert max(abs(top["logprob"] - row[top["id"]]) for top in entry["top_logprobs"]) < WITHIN
+            assert max(abs(top["logprob"] - row[top["id"]]) for top in entry["top_logprobs"]) < within
 
 
 def test_the_oracles_judgement_is_its_own_greedy_answer(files: dict[str, Path], oracle: Callable[[Path], Any]) -> None:
     model, prompt = oracle(files["ud"]), prompts()[0]
     answer = greedy(model, prompt, 4)
     assert truth(model, prompt, answer).choices == answer
-
-
-def test_a_reference_of_another_file_is_refused(engines: Engines, files: dict[str, Path], reference: Path) -> None:
-    with pytest.raises(UserError, match="was made for another file"):
-        engines.start(files["f16"], dtype="float32", reference=str(reference))
 
 
 # -- faults that need two ranks, put back ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from service.engines.vllm.canary import Probe, Reference, Step, Tolerance, compa
 from tests.tiny_glm import MIXES, Tiny, make
 from tests.tiny_glm.oracle import load, prompts, truth
 
-MIXED = sorted(set(MIXES) - {"mxfp4", "f32", "bf16", "q8_0"})
+MIXED = sorted(set(MIXES) - {"mxfp4", "bf16", "q8_0"})
 KERNELS = ["reference_kernels"]
 SMALL = Tiny(layers=3, dense_layers=1, experts=8, experts_used=2)
 # w1 and w3 of two types, and a float among quantised experts, become Q8_0: the oracle takes the same detour.
@@ -34,14 +34,15 @@ def paths(workplace: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def found(workplace: Path, plugin: None, paths: dict[str, Path]) -> dict[str, Any]:
-    jobs = [{"name": mix, "file": str(path), "faults": KERNELS} for mix, path in paths.items()]
+    judged = {"ud", "w1_over_w3"}
+    jobs = [{"name": m, "file": str(path), "faults": KERNELS, "gate": m in judged} for m, path in paths.items()]
     ud, types = str(paths["ud"]), str(paths["w1_over_w3"])
     jobs += [
         {"name": "mtp", "file": ud, "faults": KERNELS, "mtp": 1},
-        {"name": "dequantised", "file": ud},
-        {"name": "fault: shards unsorted", "file": ud, "faults": [*KERNELS, "shards_unsorted"]},
-        {"name": "fault: w1 and w3 types", "file": types, "faults": [*KERNELS, "w1_w3_types"]},
-        {"name": "fault: rotary", "file": ud, "faults": ["rotary"]},
+        {"name": "dequantised", "file": ud, "gate": True},
+        {"name": "fault: shards unsorted", "file": ud, "faults": [*KERNELS, "shards_unsorted"], "gate": True},
+        {"name": "fault: w1 and w3 types", "file": types, "faults": [*KERNELS, "w1_w3_types"], "gate": True},
+        {"name": "fault: rotary", "file": ud, "faults": ["rotary"], "gate": True},
     ]
     asked, out = workplace / "jobs.json", workplace / "answers.json"
     asked.write_text(json.dumps(jobs))
@@ -58,7 +59,7 @@ def found(workplace: Path, plugin: None, paths: dict[str, Path]) -> dict[str, An
             env=environment,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            timeout=280,
+            timeout=420,
             check=False,
         ).returncode
     assert code == 0, log.read_text()[-3000:]
@@ -70,7 +71,7 @@ def error(tree: dict[str, Any], model: Any) -> tuple[bool, float]:
     """(the oracle's tokens, largest distance of log-probabilities)."""
     assert "failed" not in tree, tree
     same, worst = True, 0.0
-    for prompt, answer in zip(prompts(), tree["answers"], strict=True):
+    for prompt, answer in zip(prompts()[:2], tree["answers"], strict=True):
         tokens = [token for token, _ in answer["steps"]]
         right = truth(model, prompt, tokens)
         same &= tokens == right.choices

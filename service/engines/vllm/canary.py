@@ -211,7 +211,7 @@ def replay_faults(decoded: Probe, read: Probe, allowed: Tolerance) -> list[str]:
 
 async def ask(layer: Layer, prompt: tuple[int, ...], steps: int, identity: str) -> Probe:
     """The engine's greedy answer."""
-    params = {"temperature": 0.0, "max_tokens": steps, "min_tokens": steps, "ignore_eos": True, "logprobs": TOP}
+    params = {"temperature": 0.0, "max_tokens": steps, "ignore_eos": True, "logprobs": TOP}
     result = await layer.generate(list(prompt), params, identity)
     output = result.outputs[0]
     found = []
@@ -243,9 +243,21 @@ def tolerance(options: VllmOptions, *, on_cpu: bool) -> Tolerance:
     return Tolerance(0.3, 1.5)
 
 
-async def judge(layer: Layer, header: GgufHeader | None, options: VllmOptions, *, on_cpu: bool) -> Verdict:
-    """All that can be judged here. Raises UserError for a reference that is not this file's."""
-    allowed = tolerance(options, on_cpu=on_cpu)
+def read_reference(options: VllmOptions, header: GgufHeader | None) -> Reference | None:
+    """The reference that the settings name. Raises UserError when it is not there, none at all, or another file's."""
+    if not options.reference:
+        return None
+    path = Path(options.reference).expanduser()
+    if not path.is_file():
+        raise UserError(f"reference {path} does not exist; make it with glm5 check --make-reference")
+    reference = Reference.from_json(path.read_text(encoding="utf-8"), str(path))
+    if header is not None and reference.fingerprint != fingerprint(header):
+        raise UserError(f"reference {path} was made for another file than {header.path}")
+    return reference
+
+
+async def judge(layer: Layer, reference: Reference | None, allowed: Tolerance) -> Verdict:
+    """All that can be judged here."""
     answers = await probe_all(layer)
     faults = structural_faults(answers, layer.vocab_size)
     if not faults:
@@ -253,17 +265,11 @@ async def judge(layer: Layer, header: GgufHeader | None, options: VllmOptions, *
         batch = await asyncio.gather(*(ask(layer, last.prompt, 1, f"gate-batch-{i}") for i in range(8)))
         faults += batch_faults(last, batch, allowed)
         faults += replay_faults(last, await reread(layer, last, "gate-reread"), allowed)
-    note = "gate: structure only (no reference)"
-    if options.reference:
-        path = Path(options.reference).expanduser()
-        if not path.is_file():
-            raise UserError(f"reference {path} does not exist; make it with glm5 check --make-reference")
-        reference = Reference.from_json(path.read_text(encoding="utf-8"), str(path))
-        if header is not None and reference.fingerprint != fingerprint(header):
-            raise UserError(f"reference {path} was made for another file than {header.path}")
-        faults += compare(reference, answers, allowed)
-        mean, worst, steps = differences(reference.probes, answers)
-        note = f"gate: {steps} steps within {mean:.2g} (mean) and {worst:.2g} (worst) of the reference"
+    if reference is None:
+        return Verdict(tuple(faults), "gate: structure only (no reference)")
+    faults += compare(reference, answers, allowed)
+    mean, worst, steps = differences(reference.probes, answers)
+    note = f"gate: {steps} steps within {mean:.2g} (mean) and {worst:.2g} (worst) of the reference"
     return Verdict(tuple(faults), note)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,6 +43,7 @@ class VllmEngine:
         self._busy_s, self._busy_since = 0.0, 0.0
         self._notes: list[str] = []
         self._slow_kernels = False
+        self._reference: canary.Reference | None = None
 
     async def load(self, report: Report) -> ModelCard:
         """Check, start, judge. Raises UserError for a file or setting that cannot be served rightly."""
@@ -53,20 +55,17 @@ class VllmEngine:
             argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress)
             os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
             starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
-            await self._watch(starting, progress, report)
+            try:
+                await self._watch(starting, progress, report)
+            except BaseException:
+                # A start cannot be broken off half-way: it is ended as soon as it is done.
+                starting.add_done_callback(_close_when_built)
+                raise
         self._layer = starting.result()
         await self._layer.open()
         if self._options.gate:
             report(LoadProgress("judging", "answers before serving"))
-            try:
-                verdict = await canary.judge(self._layer, header, self._options, on_cpu=on_cpu)
-            except BaseException:
-                await self.close()
-                raise
-            if verdict.faults:
-                await self.close()
-                raise UserError(f"{self._path.name} answers wrongly and may not serve: {'; '.join(verdict.faults)}")
-            self._notes.append(verdict.note)
+            self._notes.append(await self._judge(self._layer, on_cpu))
         report(LoadProgress("ready", "; ".join(self._notes), 1.0))
         return ModelCard(
             name=self._served,
@@ -78,6 +77,22 @@ class VllmEngine:
             parameters=header.parameters if header else 0,
             quantisation=header.quantisation if header else "",
         )
+
+    async def _judge(self, layer: Layer, on_cpu: bool) -> str:
+        """What the gate compared. Ends the engine and raises UserError when the model may not serve."""
+        try:
+            allowed = canary.tolerance(self._options, on_cpu=on_cpu)
+            verdict = await canary.judge(layer, self._reference, allowed)
+        except UserError:
+            await self.close()
+            raise
+        except Exception as fault:
+            await self.close()
+            raise UserError(f"{self._path.name} could not answer the gate's prompts: {fault}") from fault
+        if verdict.faults:
+            await self.close()
+            raise UserError(f"{self._path.name} answers wrongly and may not serve: {'; '.join(verdict.faults)}")
+        return verdict.note
 
     def _prepare(self, on_cpu: bool) -> tuple[GgufHeader | None, launch.Model]:
         options = self._options
@@ -94,6 +109,8 @@ class VllmEngine:
             self._slow_kernels = not versions.check_kernels(allow_slow=options.allow_slow_kernels)
         header = read_header(self._path)
         attention = choose_attention(header, options.attention, self._context, on_cpu=on_cpu)
+        if options.gate:
+            self._reference = canary.read_reference(options, header)
         setup = Setup(
             tensor_parallel=options.tensor_parallel,
             attention=attention,
@@ -216,6 +233,11 @@ async def _on_cpu() -> bool:
         return await asyncio.to_thread(ask)
     except ImportError as missing:
         raise UserError(f"vLLM cannot be imported: {missing}; pip install 'glm5-serve[gpu]'") from None
+
+
+def _close_when_built(starting: asyncio.Task[Layer]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        threading.Thread(target=starting.result().close, daemon=True).start()
 
 
 def _told(progress: Path) -> dict[str, Any]:

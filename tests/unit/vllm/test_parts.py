@@ -298,6 +298,19 @@ def test_reference_survives_its_file_and_strangers_do_not() -> None:
             Reference.from_json(text, "x")
 
 
+def test_the_reference_must_be_this_files(place: Path, mixed: GgufHeader) -> None:
+    path = place / "reference.json"
+    assert canary.read_reference(VllmOptions(), mixed) is None
+    options = VllmOptions(reference=str(path))
+    with pytest.raises(UserError, match="does not exist; make it with"):
+        canary.read_reference(options, mixed)
+    path.write_text(Reference("f", 100, "trusted", tuple(SOUND)).to_json())
+    with pytest.raises(UserError, match="was made for another file"):
+        canary.read_reference(options, mixed)
+    path.write_text(Reference(canary.fingerprint(mixed), 100, "trusted", tuple(SOUND)).to_json())
+    assert canary.read_reference(options, mixed) is not None
+
+
 def test_fingerprint_sees_data_that_the_header_does_not(place: Path) -> None:
     first = read_header(make(place / "one.gguf", "q8_0", SMALL))
     second = read_header(make(place / "two.gguf", "q8_0", replace(SMALL, seed=1)))
