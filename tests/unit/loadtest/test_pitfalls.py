@@ -63,7 +63,12 @@ def test_client_limited_run_is_marked_invalid(fake: FakeServer) -> None:
 
 
 def test_chunk_is_not_a_token(fake: FakeServer) -> None:
-    ran = run(fake, Script(itl_s=0.01, tokens_per_chunk=4), Level(0, 4, requests=8, timeout_s=30), output_tokens=64)
+    ran = run(
+        fake,
+        Script(itl_s=0.01, tokens_per_chunk=4),
+        Level(0, 4, requests=12, ramp_s=0.6, timeout_s=30),
+        output_tokens=64,
+    )
     m = ran.measured
     chunks = sum(len(record.times) for record in ran.outcome.records)
     tokens = sum(record.output_tokens for record in ran.outcome.records)
