@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from tests.chaos.streams import Seen, body, books, client, ended, right, settle, stream, tally
-from tests.service import Service, running
+from tests.service import Service
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -29,15 +28,6 @@ VICTIMS = {
     "proxy": ("ProxyActor", 60.0),
 }
 """Process titles, and the longest that the service may be without one."""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Serve looks after its proxy every 10 s and gives up after three looks; no test can wait for that.
-        patch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
-        with running("deployments/profiles/sim-chaos.yaml") as service:
-            yield service
 
 
 async def under_load(service: Service, victim: str) -> tuple[list[Seen], float]:
@@ -57,7 +47,8 @@ async def under_load(service: Service, victim: str) -> tuple[list[Seen], float]:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-async def test_every_stream_ends_and_the_books_agree(service: Service, victim: str) -> None:
+async def test_every_stream_ends_and_the_books_agree(fragile_pair: Service, victim: str) -> None:
+    service = fragile_pair
     seen, killed = await under_load(service, victim)
     last = max(s.ended for s in seen)
     for one in seen:
@@ -93,8 +84,9 @@ async def recover(service: Service, victim: str) -> float:
     raise AssertionError(f"no {victim} {within_s} s after it was killed")
 
 
-async def test_an_engine_does_not_work_for_an_ingress_that_is_gone(service: Service) -> None:
+async def test_an_engine_does_not_work_for_an_ingress_that_is_gone(fragile_pair: Service) -> None:
     """All that one ingress asked for stops in the engines within 2 s of its death; the other's goes on."""
+    service = fragile_pair
     async with client(service.url) as http:
         tasks = [asyncio.create_task(stream(http, body(1000, max_tokens=1000))) for _ in range(20)]
         deadline = time.monotonic() + 20

@@ -1,6 +1,6 @@
 """Ten thousand short answers through kills: none lost, none twice. A thousand clients at once at eight slots.
 
-GLM5_CHAOS_REQUESTS sets the first number (default 1500 for two busy cores; 10,000 in docs/modes.md).
+GLM5_CHAOS_REQUESTS sets the first number (default 1500 for two busy cores; docs/modes.md has 10,000).
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.chaos.streams import Seen, body, books, client, ended, right, settle, stream, tally
@@ -26,15 +24,9 @@ TOKENS = 3
 KILLS = 2
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    settings = ("pools.shared.engine.step_ms=10", "pools.shared.slots=32", "routing.retries=5")
-    with running("deployments/profiles/sim-chaos.yaml", *(x for s in settings for x in ("--set", s))) as service:
-        yield service
-
-
-async def test_none_lost_none_twice(service: Service) -> None:
+async def test_none_lost_none_twice(fragile_pair: Service) -> None:
     """Whole answers (not streamed) may be asked again when a replica dies: every client gets exactly one."""
+    service = fragile_pair
     before = await asyncio.to_thread(books, service)
     todo = iter(range(REQUESTS))
     answers: dict[int, tuple[str, str]] = {}
@@ -79,7 +71,7 @@ async def test_none_lost_none_twice(service: Service) -> None:
     assert all(text == " the river runs" for _, text in answers.values())
     # The engines' own counters: each answer once. A kill loses what a replica had counted since its last word (0.1 s),
     # and what it was at is made again.
-    at_risk = KILLS * 32 * TOKENS * 20
+    at_risk = KILLS * AT_ONCE * TOKENS * 10
     assert REQUESTS * TOKENS - at_risk <= made <= REQUESTS * TOKENS + KILLS * AT_ONCE * TOKENS
     assert after["ok"] - before["ok"] == REQUESTS, "the ingresses ended as many requests as there were"
 
@@ -90,41 +82,42 @@ def memory_mib(service: Service) -> float:
 
 
 async def test_a_thousand_at_once_at_eight_slots() -> None:
+    """Few and slow steps, so that this machine's cores are there for the thousand and not for the tokens of eight."""
+    tokens, step_s = 12, 0.25
     settings = (
         "pools.shared.slots=4",
-        "pools.shared.engine.step_ms=20",
+        f"pools.shared.engine.step_ms={step_s * 1e3:.0f}",
         "admission.queue_requests=24",
         "http.request_timeout_s=120",
         "http.first_byte_timeout_s=100",
     )
     with running("deployments/profiles/sim-chaos.yaml", *(x for s in settings for x in ("--set", s))) as service:
         async with client(service.url, 120.0) as http:
-            alone = [await stream(http, body(50)) for _ in range(3)]
-            pace = statistics.median(s.ended - s.first for s in alone if s.first)
-            psutil.cpu_percent()
             before = memory_mib(service)
-            tasks = [asyncio.create_task(stream(http, body(50))) for _ in range(1000)]
-            await asyncio.sleep(1.0)
+            began = time.monotonic()
+            tasks = [asyncio.create_task(stream(http, body(tokens))) for _ in range(1000)]
+            await asyncio.sleep(2.0)
             during = memory_mib(service)
             seen: list[Seen] = await ended(tasks, 120.0)
         served = [s for s in seen if s.whole]
         refused = [s for s in seen if s.status == 429]
         assert len(served) + len(refused) == 1000, tally(seen)
-        assert all(right(s, 50) for s in served)
-        # Whoever is neither in a slot (8) nor in a queue (2 x 24) is refused, once.
-        assert 48 <= len(served) <= 8 + 2 * 24 + 16
+        assert all(right(s, tokens) for s in served)
+        # Whoever finds neither a slot (8) nor a place in a queue (2 x 24) is refused; some places come free meanwhile.
+        assert 48 <= len(served) < 250
         assert all(s.retry_after is not None and s.retry_after >= 1 for s in refused)
         waits = sorted(s.ended - s.sent for s in refused)
         paces = sorted(s.ended - s.first for s in served if s.first)
+        p99 = waits[int(0.99 * len(waits))]
         print(
-            f"\n1000 at once: {len(served)} served, {len(refused)} refused, p50 {waits[len(waits) // 2] * 1e3:.0f} ms, "
-            f"p99 {waits[int(0.99 * len(waits))] * 1e3:.0f} ms (client included); "
-            f"memory {before:.0f} -> {during:.0f} MiB; "
-            f"an answer took {pace:.2f} s alone, {statistics.median(paces):.2f} s in the crowd",
+            f"\n1000 at once: {len(served)} served, {len(refused)} refused, first after {waits[0] * 1e3:.0f} ms, "
+            f"p50 {waits[len(waits) // 2] * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms from one client process on the same "
+            f"cores, {len(refused) / (max(s.ended for s in refused) - began):.0f} a second; memory {before:.0f} -> "
+            f"{during:.0f} MiB; an answer's {tokens - 1} steps took {statistics.median(paces):.2f} s "
+            f"(alone {(tokens - 1) * step_s:.2f})",
             end="",
         )
         assert during - before < 400
-        # The clients share this machine's cores with the service: what one test machine needs for a thousand connects.
-        assert waits[int(0.99 * len(waits))] < 20.0
-        assert statistics.median(paces) < 3 * pace + 1
+        assert p99 < 40.0
+        assert statistics.median(paces) < 2 * (tokens - 1) * step_s
         settle(service, 3.0)
