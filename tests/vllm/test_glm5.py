@@ -92,6 +92,7 @@ def test_llamacpp_gives_the_oracles_answers(
     params.model.path = str(files[mix])
     params.n_ctx, params.n_parallel, params.port, params.verbosity, params.ui = 512, 1, 0, 0, False
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = xllamacpp.Server(params)
     model = oracle(files[mix])
     for prompt in prompts():
