@@ -12,7 +12,15 @@ import pytest
 from service.errors import EngineFailed, Overloaded
 from service.http.backend import Served
 from service.metrics.declared import Metrics
-from service.metrics.labels import ERROR_CODES, LOAD_PHASES, OUTCOMES, ROUTING_REASONS, SCALING_REASONS, phase_label
+from service.metrics.labels import (
+    CONVERSION_REASONS,
+    ERROR_CODES,
+    LOAD_PHASES,
+    OUTCOMES,
+    ROUTING_REASONS,
+    SCALING_REASONS,
+    phase_label,
+)
 from service.metrics.recorders import ControlRecorder, IngressRecorder, ReplicaRecorder, outcome_of
 from service.types import Chunk, EngineStats
 from tests.unit.metrics.read import Clock, by, read, total, value
@@ -110,10 +118,11 @@ def test_a_cancel_by_our_deadline_is_not_a_client_that_left() -> None:
 
 def test_reasons_of_routing_and_scaling_are_in_the_closed_sets() -> None:
     from service.routing import pick
-    from service.scaling import policy
+    from service.scaling import conversion, policy
 
     assert set(pick.REASONS) < set(ROUTING_REASONS)
     assert set(get_args(policy.Reason)) < set(SCALING_REASONS)
+    assert set(get_args(conversion.Why)) < set(CONVERSION_REASONS)
 
 
 async def test_a_client_that_leaves_a_generator() -> None:
