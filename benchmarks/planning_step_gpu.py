@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ import torch
 import torch.nn.functional as F
 
 from service.planning import glm5, hardware
+from service.planning.fit import least_squares
 from service.planning.settings import Calibration, EngineSettings
 from service.planning.shape import experts_touched, from_tensors
 from service.planning.step_model import StepModel
 
 TP, LAYERS, CONTEXT, FIT_AT = 8, 6, 1024, 8
+TWO_AT = (1, 64)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Tensors = dict[str, Any]
 
@@ -165,8 +168,9 @@ def measure(rank: Rank, batch: int, seed: int) -> tuple[float, float]:
     return times[len(times) // 2], touched
 
 
-def model(bandwidth: float, share: float) -> StepModel:
-    """The step model of exactly these layers: LAYERS MoE layers and the head, everything bf16, no all-reduce."""
+def model(bandwidth: float, share: float, layer_s: float | None = None) -> StepModel:
+    """The step model of exactly these layers: LAYERS MoE layers and the head, all bf16, no all-reduce. `layer_s`:
+    fixed seconds a layer (None: 24 launches of 2 µs, set before anything was measured)."""
     mix = replace(glm5.NVFP4, types={"ffn_gate_inp": "F32", "norm": "F32", "exp_probs_b.bias": "F32"})
     first = glm5.DENSE_LAYERS
     kept = [
@@ -183,8 +187,10 @@ def model(bandwidth: float, share: float) -> StepModel:
     box = replace(hardware.box("1x-h200"), gpu=gpu, gpus=TP)  # eight ranks, of which one is here; link "none": 0 s
     flat = ((1.0, share),)
     calibration = Calibration(moe_efficiency=flat, linear_efficiency=share, host_step_s=0.0, host_request_s=0.0)
-    # 24 launches a layer besides the products: norms, rope-free attention parts, top-k sort, gather, scatter, sums
-    calibration = replace(calibration, launches_per_layer=24.0)
+    if layer_s is None:  # norms, rope-free attention parts, top-k sort, gather, scatter, sums
+        calibration = replace(calibration, launches_per_layer=24.0)
+    else:
+        calibration = replace(calibration, launches_per_layer=0.0, layer_overhead_s=layer_s)
     settings = EngineSettings(tp=TP, kernels="nvfp4-cutlass", capture_sizes=BATCHES, slots=max(BATCHES))
     return StepModel(from_tensors(metadata, renumbered), box, settings, calibration)
 
@@ -199,13 +205,42 @@ def fit_share(bandwidth: float, batch: int, seconds: float) -> float:
     return (low + high) / 2
 
 
+def fit_two(bandwidth: float, seconds: dict[int, float]) -> tuple[float, float]:
+    """(share, fixed seconds a layer) that meet the times at TWO_AT."""
+
+    def residuals(values: Sequence[float]) -> list[float]:
+        trial = model(bandwidth, values[0], values[1])
+        return [math.log(trial.decode_step_s(m, m * CONTEXT) / seconds[m]) for m in TWO_AT]
+
+    share, layer_s = least_squares(residuals, (0.5, 60e-6))
+    return share, layer_s
+
+
+def show_two(bandwidth: float, seconds: dict[int, float]) -> None:
+    """Two constants instead of one: what the model's form can do."""
+    share, layer_s = fit_two(bandwidth, seconds)
+    prediction = model(bandwidth, share, layer_s)
+    print(f"fitted at M={TWO_AT[0]} and {TWO_AT[1]}: share {share:.0%}, {layer_s * 1e6:.0f} us a layer")
+    errors = []
+    for m, measured in seconds.items():
+        error = prediction.decode_step_s(m, m * CONTEXT) / measured - 1
+        errors += [abs(error)] if m not in TWO_AT else []
+        print(f"{m:3}  {measured * 1e3:11.3f}  {prediction.decode_step_s(m, m * CONTEXT) * 1e3:12.3f}  {error:+5.0%}")
+    print(f"mean absolute error off the fitted M: {sum(errors) / len(errors):.1%}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small widths, CPU: checks the script, measures nothing")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--again", type=Path, help="a file that --json wrote: fit two constants to it, measure nothing")
     options = parser.parse_args()
     torch.manual_seed(0)
+    if options.again:
+        stored = json.loads(options.again.read_text())
+        show_two(stored["bandwidth"], {row["m"]: row["measured_s"] for row in stored["rows"]})
+        return 0
     if options.tiny:
         rank = Rank("cpu", scale=8)
         routes = [torch.stack([torch.randperm(rank.experts)[: rank.top_k] for _ in range(3)]) for _ in range(LAYERS)]
@@ -241,6 +276,7 @@ def main() -> int:
         rows.append({"m": batch, "measured_s": seconds, "predicted_s": predicted, "touched": touched})
     mean = sum(errors) / len(errors)
     print(f"mean absolute error off the fitted M: {mean:.1%}; {time.monotonic() - began:.0f} s")
+    show_two(bandwidth, {batch: seconds for batch, (seconds, _) in measured.items()})
     if options.json:
         options.json.write_text(
             json.dumps({"gpu": name, "bandwidth": bandwidth, "share": share, "rows": rows}, indent=1)
