@@ -164,3 +164,12 @@ async def test_retry_after_is_true_under_a_load_that_saturates(pools: Pools) -> 
     print(f"\nRetry-After: {len(refused)} refusals, median error {statistics.median(errors):.0%}", end="")
     assert statistics.median(errors) < 0.5
     await asyncio.to_thread(settle, pools.service, 3.0)
+
+
+async def test_a_client_s_deadline_cancels_the_work(pools: Pools) -> None:
+    async with client(pools.service.url) as http:
+        late = await stream(http, body(400), {**bearer("good"), "x-request-timeout": "1"})
+    assert (late.end, late.code) == ("error", "deadline_exceeded")
+    assert 0.9 < late.ended - late.sent < 3.0
+    assert late.text, "it had begun"
+    await asyncio.to_thread(settle, pools.service, 2.0)
