@@ -6,9 +6,10 @@ from typing import Any
 
 from service.config import Config
 
+# As in deployments.app and deployments.autoscaling (a test compares), which cannot be had without importing Ray.
 NAME = "glm5"
-"""The application's name; equals deployments.app.NAME, which cannot be had without importing Ray."""
 IMPORT_PATH = "deployments.app:build"
+POLICY_PATH = "deployments.autoscaling:Policy"
 
 
 def serve_config(config: Config) -> dict[str, Any]:
@@ -16,19 +17,17 @@ def serve_config(config: Config) -> dict[str, Any]:
 
     Number of replicas, resources and drain times follow from `args` in `build`; nothing is said twice here.
     """
+    args = config.model_dump(mode="json", exclude_unset=True)
+    application = {"name": NAME, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}
+    if config.scales:
+        # A policy for the whole application exists in the declarative form only (deployments/autoscaling.py).
+        application["autoscaling_policy"] = {"policy_function": POLICY_PATH, "policy_kwargs": {"config": args}}
     return {
         # KubeRay calls a worker ready when its own proxy answers, so every node needs one.
         "proxy_location": "EveryNode",
         "http_options": {"host": config.http.host, "port": config.http.port},
         "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
-        "applications": [
-            {
-                "name": NAME,
-                "route_prefix": "/",
-                "import_path": IMPORT_PATH,
-                "args": config.model_dump(mode="json", exclude_unset=True),
-            }
-        ],
+        "applications": [application],
     }
 
 

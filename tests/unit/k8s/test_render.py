@@ -43,11 +43,27 @@ def test_args_of_the_serve_config_are_the_profile(profile: Path) -> None:
     assert tree["applications"][0]["import_path"] == "deployments.app:build"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_application_is_the_one_that_glm5_serve_starts() -> None:
     from deployments import app as application
-    from deployments.declarative import NAME
+    from deployments import autoscaling, declarative
 
-    assert NAME == application.NAME
+    assert (declarative.NAME, declarative.IMPORT_PATH) == (application.NAME, application.BUILDER)
+    assert declarative.POLICY_PATH == autoscaling.PATH
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_profile_that_scales_brings_its_policy() -> None:
+    from deployments import autoscaling, declarative
+
+    fixed, scaling = load(overrides=[]), load(overrides=["pools.shared.max_replicas=3"])
+    assert "autoscaling_policy" not in declarative.serve_config(fixed)["applications"][0]
+    tree = declarative.serve_config(scaling)
+    policy = tree["applications"][0]["autoscaling_policy"]
+    assert declarative.faults(tree) == []
+    as_served = autoscaling.schema(scaling, declarative.NAME, declarative.IMPORT_PATH)["autoscaling_policy"]
+    assert policy["policy_function"] == as_served["policy_function"]
+    assert parse(policy["policy_kwargs"]["config"]) == parse(as_served["policy_kwargs"]["config"]) == scaling
 
 
 def test_the_environment_is_rays_for_the_profile_and_fails_closed() -> None:
