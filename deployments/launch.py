@@ -32,7 +32,7 @@ def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
     stop = threading.Event()
     with _signals(stop):
         say("starting Ray", "")
-        with cluster(config):
+        with cluster(config), _signals(stop):  # again: Ray puts handlers of its own, which abort, on SIGTERM
             if not stop.is_set():
                 start(config, stop, say)
             if not stop.is_set():

@@ -15,6 +15,7 @@ from ray import serve
 from deployments import frames
 from deployments.board import INTERVAL_S, Board, Post, here
 from deployments.loopback import bind_replica
+from deployments.ray_metrics import RaySink
 from service.admission.reconcile import Watch, words
 from service.config import Config, PoolConfig, parse
 from service.engines import registry
@@ -49,7 +50,7 @@ class Replica:
         config = parse(tree)
         self._pool, self._settings = pool, config.pools[pool]
         self._id = serve.get_replica_context().replica_tag if serve.get_replica_context() else pool
-        self._board, self._metrics = Board(), Metrics()
+        self._board, self._metrics, self._sink = Board(), Metrics(), RaySink()
         self._recorder = ReplicaRecorder(self._metrics, pool, self._settings.slots)
         self._post = Post(self._id, "replica", pool, phase="starting", **here())
         self._phase_began = began = time.monotonic()
@@ -113,6 +114,7 @@ class Replica:
             if self._post.ready:
                 self._recorder.engine(self._engine.stats())
             metrics = snapshot(self._metrics)
+            self._sink.offer(metrics)
             if now - said >= INTERVAL_S:
                 self._pin()
                 said = now
@@ -227,6 +229,7 @@ class Replica:
         for task in getattr(self, "_tasks", ()):
             task.cancel()
         if hasattr(self, "_engine"):
+            self._board.pin(self._id, None, snapshot(self._metrics))
             self._board.unpin(self._id)
             await self._engine.close()
 

@@ -135,7 +135,9 @@ def _mount(name: str, target: str, help: str) -> None:
         if not isinstance(area, typer.Typer):
             command, area = area, typer.Typer(add_completion=False, rich_markup_mode="rich")
             area.command()(command)
-        typer.main.get_command(area).main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
+        code = typer.main.get_command(area).main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
+        if isinstance(code, int) and code:
+            raise typer.Exit(code)
 
 
 for _name, (_target, _help) in AREAS.items():

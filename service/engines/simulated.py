@@ -131,7 +131,7 @@ class SimulatedEngine:
             started = time.monotonic()
             joining, self._joining = self._joining, []
             self._running += joining
-            context = sum(s.prompt_tokens + s.emitted for s in self._running) // max(1, len(self._running))
+            context = sum(s.prompt_tokens + s.emitted for s in self._running)
             step = self._clock.decode_step_s(len(self._running), context)
             step += sum(self._clock.prefill_s(s.prompt_tokens) for s in joining)
             # Half a second behind the clock is an overloaded host, not jitter: forget it rather than burst.
@@ -275,10 +275,10 @@ class _Renderer:
 def make_clock(options: SimulatedOptions) -> StepClock:
     if options.hardware is None:
         return LinearClock(options.step_ms / 1e3, options.step_ms_per_request / 1e3, options.prefill_tokens_per_s)
-    from service.planning.step_model import step_model
+    from service.planning.step_model import TokenClock, step_model
 
-    clock: StepClock = step_model(options.shape, options.hardware, mtp=options.mtp, cuda_graphs=options.cuda_graphs)
-    return clock
+    # Speculative decoding makes several tokens a step; this engine emits one, in a shorter time.
+    return TokenClock(step_model(options.shape, options.hardware, mtp=options.mtp, cuda_graphs=options.cuda_graphs))
 
 
 def _text(content: Any) -> str:

@@ -51,7 +51,8 @@ def test_errors_before_anything_starts(tmp_path: Path) -> None:
             assert time.monotonic() - began < 30, "such a mistake needs no Ray to be found"
 
 
-def test_ctrl_c_lets_running_answers_end() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_lets_running_answers_end(number: signal.Signals) -> None:
     port = free_port()
     engine = "pools.shared.engine={name: simulated, step_ms: 50}"
     process = subprocess.Popen(
@@ -73,7 +74,7 @@ def test_ctrl_c_lets_running_answers_end() -> None:
         while not seen and time.monotonic() < deadline:
             time.sleep(0.05)
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         reader.join(60)
         assert seen[-1] == "data: [DONE]" and sum('"text":' in line for line in seen) >= 50
         assert process.wait(60) == 0

@@ -83,7 +83,6 @@ class Recorder:
         return 0.0
 
 
-@pytest.mark.xfail(reason="the engine hands over the mean context; the step model wants the sum of all requests")
 async def test_context_is_that_of_all_requests_together():
     recorder = Recorder()
     _, prompt = await tok_s(recorder, 8, 5, prompt_characters=4000)
