@@ -75,7 +75,9 @@ def linear_tile(table: Table, form: int, rows: int, pieces: int, unit: int, m: i
     split, units = 1, pieces // unit
     while tiles * split < 3 * table.processors and units % (split * 2) == 0 and split < 16 and tiles <= 4096:
         split *= 2
-    return LinearTile(bn, bm, split, 4 if bn == 128 else 2, 3)
+    # bigger tiles with three stages need more shared memory than an RTX PRO 6000 has (`glm5 tune resources`)
+    small = bn * bm <= 64 * 16
+    return LinearTile(bn, bm, split, 2 if small else 4 if bn * bm <= 64 * 64 else 8, 3 if small else 2)
 
 
 def moe_tile(

@@ -34,8 +34,11 @@ def asm_for(t: torch.Tensor) -> bool:
 
 
 def registers(tile: LinearTile) -> int | None:
-    """Cap for small tiles, whose speed is occupancy: 24 warps a multiprocessor. None: let the compiler choose."""
-    return 80 if tile.bn * tile.bm <= 64 * 16 else None
+    """Cap for small tiles, whose speed is occupancy: what their shared memory allows on an H200 (8 blocks of 2 warps
+    a multiprocessor), no less, since spills cost too. None: let the compiler choose."""
+    if tile.bn * tile.bm > 64 * 16:
+        return None
+    return 112 if tile.warps <= 2 else 96
 
 
 def linear(x: torch.Tensor, w: Packed, counters: torch.Tensor, tile: LinearTile | None) -> torch.Tensor:
