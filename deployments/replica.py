@@ -15,6 +15,7 @@ from ray import serve
 from deployments import frames
 from deployments.board import INTERVAL_S, Board, Post, here
 from deployments.loopback import bind_replica
+from deployments.prediction import Prediction
 from deployments.ray_metrics import RaySink
 from service.admission.reconcile import Watch, words
 from service.config import Config, PoolConfig, parse
@@ -58,6 +59,7 @@ class Replica:
         self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
         self._dry_run: Any = None
+        self._prediction = Prediction.of(config, self._settings)
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
@@ -112,7 +114,11 @@ class Replica:
             rounds += 1
             now = time.monotonic()
             if self._post.ready:
-                self._recorder.engine(self._engine.stats())
+                stats = self._engine.stats()
+                self._recorder.engine(stats)
+                predicted = self._prediction.step_s(stats) if self._prediction else None
+                if predicted is not None:
+                    self._recorder.predicted_step(predicted)
             metrics = snapshot(self._metrics)
             self._sink.offer(metrics)
             if now - said >= INTERVAL_S:

@@ -75,6 +75,10 @@ class PoolConfig(_Part):
     slot_resources: float = Field(
         0.0, ge=0, description="Ray resource `slot` that a replica holds until it is gone; 0: none."
     )
+    hardware: str | None = Field(
+        None,
+        description="Box of the catalogue (glm5 plan --list) or preflight JSON; its predicted step becomes a metric.",
+    )
     drain_s: float = Field(
         120.0, gt=0, le=86_400, description="Longest that a replica being stopped waits for its requests, seconds."
     )

@@ -24,7 +24,7 @@ import xllamacpp
 from service.engines.assemble import Assembler
 from service.engines.fields import HONOURED
 from service.engines.llamacpp_tools import Gatherer, must_call, wants_tools, wrap
-from service.engines.llamacpp_wire import Meter, error_from, request_body
+from service.engines.llamacpp_wire import Meter, counter, error_from, request_body
 from service.engines.options import LlamaCppOptions
 from service.engines.protocol import Report
 from service.errors import BadRequest, EngineFailed, UserError
@@ -48,7 +48,7 @@ class LlamaCppEngine:
         # One thread more than slots: a cancelled call may linger for one decode step while its successor starts.
         self._threads = ThreadPoolExecutor(slots + 1, thread_name_prefix="llama")
         self._running: set[_Call] = set()
-        self._output = self._prompt = self._requests = self._drafted = self._accepted = 0
+        self._output = self._prompt = self._requests = self._drafted = self._accepted = self._steps = 0
         self._busy_s, self._busy_since, self._beat = 0.0, 0.0, time.monotonic()
 
     async def load(self, report: Report) -> ModelCard:
@@ -185,6 +185,7 @@ class LlamaCppEngine:
             output_tokens=self._output,
             prompt_tokens=self._prompt,
             requests=self._requests,
+            steps=self._steps,
             busy_s=self._busy_s + (now - self._busy_since if self._running else 0.0),
             heartbeat_age_s=now - self._beat if self._running else 0.0,
             drafted=self._drafted,
@@ -197,7 +198,9 @@ class LlamaCppEngine:
         if self._http is None:
             return ""
         with contextlib.suppress(httpx.HTTPError):
-            return (await self._http.get("/metrics")).text
+            text = (await self._http.get("/metrics")).text
+            self._steps = counter(text, "llamacpp:n_decode_total")
+            return text
         return ""
 
     async def close(self) -> None:

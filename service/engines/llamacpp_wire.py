@@ -95,3 +95,11 @@ def legacy_logprobs(logprobs: dict[str, Any], offset: int) -> tuple[dict[str, An
         offsets.append(offset)
         offset += len(entry["token"])
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+
+
+def counter(text: str, name: str) -> int:
+    """One counter without labels out of a Prometheus text; 0 where it is not there."""
+    for line in text.splitlines():
+        if line.startswith(f"{name} "):
+            return int(float(line.split(" ")[1]))
+    return 0

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from service.engines.llamacpp_tools import Gatherer, unwrap, wrap
-from service.engines.llamacpp_wire import Meter, error_from, legacy_logprobs, request_body
+from service.engines.llamacpp_wire import Meter, counter, error_from, legacy_logprobs, request_body
 from service.errors import BadRequest, ContextOverflow, EngineFailed
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -93,3 +93,9 @@ def test_gatherer_gives_one_delta_at_the_end() -> None:
         assert gatherer.read({"choices": [{"delta": {"content": piece}}]})["choices"][0]["delta"] == {}
     last = gatherer.read({"choices": [{"delta": {}, "finish_reason": "stop"}]})["choices"][0]
     assert last == {"delta": {"content": "yes"}, "finish_reason": "stop"}
+
+
+def test_a_counter_out_of_prometheus_text() -> None:
+    text = "# HELP x\nllamacpp:n_decode_total 1.2e+03\nllamacpp:n_decode_total_other 5\n"
+    assert counter(text, "llamacpp:n_decode_total") == 1200
+    assert counter(text, "llamacpp:absent") == 0
