@@ -54,8 +54,17 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     )
     began = time.time()
     with running("deployments/profiles/sim-two-pools.yaml", *(x for s in settings for x in ("--set", s))) as service:
+        deadline = time.monotonic() + 60
+        while not both_ready(service):
+            assert time.monotonic() < deadline, "ready means that one pool serves; the tests need both"
+            time.sleep(0.2)
         sessions = [p for p in Path("/tmp/ray").glob("session_2*") if p.stat().st_mtime >= began - 1]
         yield Pools(service, [service.log, *sessions])
+
+
+def both_ready(service: Service) -> bool:
+    pools = httpx.get(f"{service.url}/ready", timeout=10).json()["pools"]
+    return all(pool["ready_replicas"] for pool in pools.values())
 
 
 def bearer(name: str) -> dict[str, str]:
