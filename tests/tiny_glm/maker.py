@@ -18,7 +18,8 @@ ARCH = "glm-dsa"
 
 @dataclass(frozen=True)
 class Tiny:
-    """Sizes. Head sizes and ranks of the KV side are GLM-5's own; the rest is small.
+    """Sizes. Head sizes, ranks of the KV side and the indexer are GLM-5's own (Hopper's indexer kernel takes 32 or 64
+    heads); the rest is small.
 
     `expert_ffn` 512 splits over 2 GPUs on whole K-quant blocks (256); 256 does not.
     """
@@ -37,7 +38,7 @@ class Tiny:
     experts: int = 16
     experts_used: int = 4
     expert_ffn: int = 512
-    index_heads: int = 4
+    index_heads: int = 32
     index_dim: int = 128
     index_topk: int = 2048
     context: int = 4096

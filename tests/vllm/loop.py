@@ -30,12 +30,15 @@ def main(jobs_file: str, out_file: str) -> int:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.model_executor.layers import rotary_embedding
 
     from service.engines.vllm import canary
     from tests.tiny_glm.oracle import prompts
     from tests.vllm.faults import put
 
     undo = put(set(job.get("faults", ())))
+    # vLLM keeps rotary embeddings for the next model, with the implementation that they were made with.
+    rotary_embedding._ROPE_DICT.clear()
     speculative = {"method": "mtp", "num_speculative_tokens": job["mtp"]} if job.get("mtp") else None
     llm = None
     try:
