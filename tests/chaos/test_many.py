@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
 from typing import Any
 
@@ -107,17 +106,17 @@ async def test_a_thousand_at_once_at_eight_slots() -> None:
         assert 48 <= len(served) < 250
         assert all(s.retry_after is not None and s.retry_after >= 1 for s in refused)
         waits = sorted(s.ended - s.sent for s in refused)
-        paces = sorted(s.ended - s.first for s in served if s.first)
+        # The client's own clock is late under a thousand connections: gaps between tokens as the ingresses saw them.
+        gap = service.metric("glm_itl_seconds_sum") / service.metric("glm_itl_seconds_count")
         p99 = waits[int(0.99 * len(waits))]
         print(
             f"\n1000 at once: {len(served)} served, {len(refused)} refused, first after {waits[0] * 1e3:.0f} ms, "
             f"p50 {waits[len(waits) // 2] * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms from one client process on the same "
             f"cores, {len(refused) / (max(s.ended for s in refused) - began):.0f} a second; memory {before:.0f} -> "
-            f"{during:.0f} MiB; an answer's {tokens - 1} steps took {statistics.median(paces):.2f} s "
-            f"(alone {(tokens - 1) * step_s:.2f})",
+            f"{during:.0f} MiB; a served token came every {gap * 1e3:.0f} ms (a step is {step_s * 1e3:.0f})",
             end="",
         )
         assert during - before < 400
         assert p99 < 40.0
-        assert statistics.median(paces) < 2 * (tokens - 1) * step_s
+        assert gap < 2 * step_s
         settle(service, 3.0)
