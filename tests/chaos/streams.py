@@ -137,3 +137,49 @@ async def ended(tasks: list[asyncio.Task[Seen]], within_s: float) -> list[Seen]:
         task.cancel()
     assert not pending, f"{len(pending)} of {len(tasks)} requests hang after {within_s} s"
     return [task.result() for task in done]
+
+
+@dataclass
+class Bare:
+    """One request over a socket of its own, with as little of a client as there can be. Seconds from sending."""
+
+    status: int
+    answered: float
+    ended: float
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        events = [line[6:] for line in self.data.split(b"\n") if line.startswith(b"data: {")]
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+async def at_once(url: str, asked: dict[str, Any], count: int, within_s: float) -> list[Bare]:
+    """`count` connections are made first; then every one sends its request in the same turn of the loop."""
+    host, port = url.removeprefix("http://").split(":")
+    content = json.dumps(asked).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    message = f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content
+    go, places = asyncio.Event(), asyncio.Semaphore(50)
+
+    async def one() -> Bare:
+        async with places:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        ready.append(1)
+        await go.wait()
+        writer.write(message)
+        sent = time.monotonic()
+        first = await reader.readuntil(b"\r\n\r\n")
+        answered = time.monotonic() - sent
+        data = await reader.read()
+        writer.close()
+        return Bare(int(first.split(b" ")[1]), answered, time.monotonic() - sent, first + data)
+
+    ready: list[int] = []
+    async with asyncio.timeout(within_s):
+        tasks = [asyncio.create_task(one()) for _ in range(count)]
+        while len(ready) < count:
+            await asyncio.sleep(0.05)
+        go.set()
+        return await asyncio.gather(*tasks)
