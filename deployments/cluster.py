@@ -39,6 +39,8 @@ def environment(config: Config, token_file: Path | None) -> dict[str, str]:
         "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_DEDUP_LOGS": "0",
+        # Default 10 s: a dead proxy would be missed for that long (25 s until answers come again, with this 5).
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # Ray's default is 15: every other process of the machine would go before an answer.
         "RAY_worker_niceness": "0",
         # Our engines choose their threads themselves; Ray would set OMP_NUM_THREADS to num_cpus of the actor.
