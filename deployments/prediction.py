@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 from service.config import Config, PoolConfig
+from service.errors import UserError
 from service.planning.step_model import StepModel, step_model
 from service.types import EngineStats
 
 
 class Prediction:
-    """For one replica. Raises UserError where the box or the model's shape is not known."""
+    """For one replica."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
 
     @staticmethod
     def of(config: Config, pool: PoolConfig) -> Prediction | None:
-        """None where the profile names no hardware."""
+        """None where the profile names no hardware or the planner does not know the model: any model is served."""
         engine = pool.engine
         if engine.name == "simulated":
             if engine.hardware is None:
@@ -24,7 +27,11 @@ class Prediction:
         if pool.hardware is None:
             return None
         tp = engine.tensor_parallel if engine.name == "vllm" else 1
-        return Prediction(step_model(str(config.model.file()), pool.hardware, tp=tp))
+        try:
+            return Prediction(step_model(str(config.model.file()), pool.hardware, tp=tp))
+        except UserError as unknown:
+            logging.getLogger("ray.serve").warning("no predicted step: %s", unknown)
+            return None
 
     def step_s(self, stats: EngineStats) -> float | None:
         """Seconds, or None while nothing runs. The context held is the mean of all requests so far, half answered."""

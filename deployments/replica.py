@@ -59,11 +59,12 @@ class Replica:
         self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
         self._dry_run: Any = None
-        self._prediction = Prediction.of(config, self._settings)
+        self._prediction: Prediction | None = None
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
             card = await self._engine.load(self._progress)
+            self._prediction = Prediction.of(config, self._settings)
             self._progress(LoadProgress("warming"))
             await self._warm()
         except (UserError, ServiceError) as fault:
