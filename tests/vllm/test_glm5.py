@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from service.errors import UserError
 from service.gguf.cli import check
+from tests.full import full
 from tests.tiny_glm.oracle import greedy, prompts, truth
 from tests.vllm.conftest import Engines
 
@@ -121,6 +122,7 @@ def test_the_oracles_judgement_is_its_own_greedy_answer(files: dict[str, Path], 
 # -- faults that need two ranks, put back ----------------------------------------------------------------------------
 
 
+@full
 def test_ranks_that_load_shard_0_are_stopped(engines: Engines, files: dict[str, Path], reference: Path) -> None:
     with pytest.raises(UserError, match="answers wrongly and may not serve: log-probabilities lie off"):
         engines.start(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from service.engines.vllm.canary import Probe, Reference, Step, Tolerance, compare
+from tests.full import full
 from tests.tiny_glm import MIXES, Tiny, make
 from tests.tiny_glm.oracle import load, prompts, truth
 
@@ -110,7 +111,7 @@ def probes(tree: dict[str, Any]) -> tuple[Probe, ...]:
     [
         ("fault: shards unsorted", "ud"),
         ("fault: w1 and w3 types", "w1_over_w3"),
-        ("fault: rotary", "ud"),
+        pytest.param("fault: rotary", "ud", marks=full),
     ],
 )
 def test_each_fault_is_stopped_by_the_gate(fault: str, sound: str, found: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.full import full
 from tests.models import demo, gemma
 from tests.service import running
 from tests.vllm.test_real_models import PROMPT, STEPS, llamacpp
@@ -27,7 +28,7 @@ def serve(path: Path, workplace: Path) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("model", [demo, gemma])
+@pytest.mark.parametrize("model", [demo, pytest.param(gemma, marks=full)])
 def test_whole_service_gives_llamacpps_text(model: object, workplace: Path, plugin: None) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
