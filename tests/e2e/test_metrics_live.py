@@ -152,7 +152,7 @@ def test_latencies_are_what_the_client_saw(proof: Proof) -> None:
     ):
         mean = grown(proof, f"{histogram}_sum", tier="default") / grown(proof, f"{histogram}_count", tier="default")
         client = sum(seen) / len(seen)
-        assert client - 0.15 <= mean <= client + 0.01, (histogram, mean, client)
+        assert client - max(0.15, 0.3 * client) <= mean <= client + 0.01, (histogram, mean, client)
 
 
 def test_metrics_are_fresh(proof: Proof) -> None:

@@ -81,7 +81,7 @@ def test_split_file_two_ranks_with_mtp_equals_transformers_and_passes_the_gate(
         engines.stop(engine)
 
 
-@pytest.mark.parametrize(("mix", "within"), [("f32", WITHIN), ("f16", 1e-2)])
+@pytest.mark.parametrize(("mix", "within"), [("f32", WITHIN), pytest.param("f16", 1e-2, marks=full)])
 def test_llamacpp_gives_the_oracles_answers(
     mix: str, within: float, files: dict[str, Path], oracle: Callable[[Path], Any]
 ) -> None:
