@@ -2,6 +2,7 @@
 
     python benchmarks/kernels_in_engine.py            # both, about 4 minutes on an H200
     python benchmarks/kernels_in_engine.py --variant packed --layers 14 --no-compile
+    python benchmarks/kernels_in_engine.py --tp 2      # two GPUs: the same rank twice, joined by real all-reduces
     python benchmarks/kernels_in_engine.py --tiny      # no GPU: a dry run of the plumbing on a toy model
 
 The model is vLLM's own DeepseekV3ForCausalLM (GLM-5 in dense MLA mode) with the sizes that one rank of eight holds:
@@ -13,6 +14,10 @@ on the GPU. 26 layers, 1 dense and 25 with experts, are exactly a third of GLM-5
 forward: the median GPU time of replaying the CUDA graph that vLLM captured for C sequences, after a real generation has
 left block tables and lengths of about 1k tokens in its buffers (64 distinct contexts; 256 sequences share them by
 fours). head: lm_head alone. Not in it: communication, sampling, the scheduler. Routing is uniform, by vLLM's simulator.
+
+With --tp 2 the model is twice as wide, so that each of two GPUs holds what one of eight holds of GLM-5; only the
+all-reduces are those of two. `wall` is a whole step, scheduler and sampling included: the time of 32 more tokens a
+sequence, over 32. The step model's prediction (service/planning, link as preflight measured it) is printed beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 USERS = (1, 2, 10, 64, 256)
 VARIANTS = {
@@ -46,6 +52,10 @@ TINY = RANK | {
     "num_experts_per_tok": 2,
     "vocab_size": 512,
 }  # fmt: skip
+
+
+SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "vocab_size")
+"""What tensor parallelism divides."""
 
 
 def config_of(sizes: dict[str, int], layers: int) -> dict[str, object]:
@@ -135,8 +145,8 @@ def compile_ahead(copies: bool) -> None:
     print(f"compiled {len(unique)} kernels in {time.perf_counter() - started:.0f} s {failed}", flush=True)
 
 
-def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, object]:
-    """One engine, in this process; the result as JSON."""
+def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eager: bool = False) -> dict[str, object]:
+    """One engine, in this process (with tp > 1: one of the ranks that torchrun started); the result as JSON."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -144,7 +154,7 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, obje
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
-    if variant != "plugin" and not tiny:
+    if variant != "plugin" and not tiny and int(os.environ.get("LOCAL_RANK", "0")) == 0:
         compile_ahead(variant.endswith("copies"))
     import vllm_gguf_plugin
     from vllm import LLM, SamplingParams
@@ -157,34 +167,47 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool) -> dict[str, obje
     users = (1, 2) if tiny else USERS
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        sizes = TINY if tiny else RANK
+        rank = TINY if tiny else RANK
+        sizes = rank | {key: rank[key] * tp for key in SPLIT}
         (Path(folder) / "config.json").write_text(json.dumps(config_of(sizes, layers)))
         graphs: dict[str, object] = {
             "mode": 3 if compiled else 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(users),
         }  # fmt: skip
-        if tiny:
-            graphs = {"mode": 0, "custom_ops": ["-rotary_embedding"]}
+        if tiny or eager:
+            graphs = {"mode": 0} | ({"custom_ops": ["-rotary_embedding"]} if tiny else {})
         engine = LLM(
             folder, load_format="synthetic", quantization="gguf", skip_tokenizer_init=True, max_model_len=2048,
-            max_num_seqs=max(users), max_num_batched_tokens=1024 if not tiny else 64, enforce_eager=tiny,
-            compilation_config=graphs, additional_config={"glm5": VARIANTS[variant]}, dtype="bfloat16",
+            max_num_seqs=max(users), max_num_batched_tokens=1024 if not tiny else 64, enforce_eager=tiny or eager,
+            compilation_config=graphs, tensor_parallel_size=tp,
+            **({"distributed_executor_backend": "external_launcher"} if tp > 1 else {}),
+            additional_config={"glm5": VARIANTS[variant]}, dtype="bfloat16",
             **({} if tiny else {"gpu_memory_utilization": 0.8}), disable_log_stats=True,
             enable_chunked_prefill=True, seed=0,
         )  # fmt: skip
     ready = time.perf_counter() - started
-    result: dict[str, object] = {"variant": variant, "layers": layers, "ready_s": round(ready, 1), "users": {}}
+    result: dict[str, object] = {
+        "variant": variant, "layers": layers, "tp": tp, "eager": eager, "ready_s": round(ready, 1), "users": {},
+    }  # fmt: skip
     for c in users:
         length = 8 if tiny else 1000
         prompts = [
             {"prompt_token_ids": [(7 + 31 * (i % 64) + 17 * j) % (sizes["vocab_size"] - 2) + 2 for j in range(length)]}
             for i in range(c)
         ]
-        begun = time.perf_counter()
-        engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False), use_tqdm=False)
-        entry: dict[str, object] = {"generate_s": round(time.perf_counter() - begun, 2)}
+
+        def seconds(tokens: int, prompts: object = prompts) -> float:
+            begun = time.perf_counter()
+            asked = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False)
+            engine.generate(prompts, asked, use_tqdm=False)
+            return time.perf_counter() - begun
+
+        entry: dict[str, object] = {"generate_s": round(seconds(8), 2)}
         if not tiny:
+            short = min(seconds(4) for _ in range(2))
+            entry["wall_ms"] = round(1e3 * (seconds(36) - short) / 32, 3)
+        if not tiny and not eager:
             entry |= engine.collective_rpc(time_replay, args=(c,))[0]
-            entry["step78_ms"] = round(78 / layers * entry["forward_ms"] + entry["head_ms"], 3)
+            entry["step78_ms"] = round(78 / layers * entry["forward_ms"] + entry["head_ms"], 3)  # type: ignore[operator]
         result["users"][c] = entry  # type: ignore[index]
         print(variant, c, json.dumps(entry), flush=True)
     return result
@@ -224,6 +247,7 @@ def time_replay(worker: object, users: int) -> dict[str, object]:
     top = dict(sorted(names.items(), key=lambda p: -p[1])[:12])
     return {
         "forward_ms": round(sorted(times)[len(times) // 2], 4),
+        "idle_ms": round(sorted(times)[len(times) // 2] - sum(classes.values()), 4),
         "head_ms": round(head, 4),
         "classes_ms": {k: round(v, 4) for k, v in sorted(classes.items(), key=lambda p: -p[1])},
         "top_ms": {k: round(v, 4) for k, v in top.items()},
@@ -233,9 +257,10 @@ def time_replay(worker: object, users: int) -> dict[str, object]:
 def kernel_class(name: str) -> str:
     """Which part of the step a CUDA kernel belongs to, by its name."""
     table = {
+        "all-reduce": "nccl cross_device all_reduce allreduce multimem",
+        "attention": "mla flash attention concat_and_cache reshape_and_cache",  # FA3's kernels are named cutlass too
         "experts": "w13_ w2_pair w2_group group_kernel sum_kernel moe_vec moe_q moe_sum moe_align act_and_mul silu",
         "linears": "linear_kernel mul_mat quantize_q8 gemm nvjet cutlass gemv splitk rows_kernel scale_kernel",
-        "attention": "mla flash attention fwd combine concat_and_cache reshape_and_cache",
         "routing": "topk routing sort random philox uniform distribution",
         "norms and elementwise": "norm rotary triton_ elementwise cat copy reduce fill",
     }
@@ -243,36 +268,87 @@ def kernel_class(name: str) -> str:
     return next((label for label, parts in table.items() if any(p in low for p in parts.split())), "other")
 
 
+def predicted(layers: int, variant: str, eager: bool) -> dict[int, dict[str, float]]:
+    """The step model's split, ms, for each number of users: these layers of a TP=8 rank, all-reduces over 2 GPUs."""
+    from dataclasses import replace
+
+    from service.planning import glm5, hardware
+    from service.planning.settings import EngineSettings
+    from service.planning.shape import from_tensors
+    from service.planning.step_model import StepModel
+
+    types = {
+        "ffn_down_exps": "Q5_K",
+        "ffn_down_shexp": "Q5_K",
+        "ffn_down": "Q5_K",
+        "output": "Q6_K",
+        "attn_kv_b": "BF16",
+    }
+    plain = dict.fromkeys(("ffn_gate_inp", "exp_probs_b.bias", "norm"), "F32")
+    mix = glm5.Mix("benchmark", "Q4_K", plain | types)
+    first = glm5.DENSE_LAYERS - 1  # one dense layer, the rest with experts
+    kept = [
+        replace(t, name=t.name.replace(f"blk.{t.block}.", f"blk.{t.block - first}.", 1)) if t.block is not None else t
+        for t in glm5.tensors(mix)
+        if (t.block is None or first <= t.block < first + layers) and "indexer" not in t.name
+    ]
+    metadata = glm5.METADATA | {"glm-dsa.block_count": layers, "glm-dsa.nextn_predict_layers": 0}
+    box = replace(hardware.box("2x-h200"), gpus=8)
+    settings = EngineSettings(
+        tp=8, kernels="plugin" if variant == "plugin" else "hybrid", graphs=not eager, capture_sizes=USERS, slots=256
+    )
+    model = StepModel(from_tensors(metadata, kept), box, settings)
+    return {c: {k: 1e3 * v for k, v in model.split(c, c * 1000).parts.items()} for c in USERS}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=list(VARIANTS), help="only this one, in this process")
+    parser.add_argument("--variants", default="plugin,packed+copies", help="which to compare")
     parser.add_argument("--layers", type=int, default=26)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="with --variant: no CUDA graphs")
     parser.add_argument("--no-compile", action="store_true", help="CUDA graphs without torch.compile (starts faster)")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("kernels_in_engine.json"))
     given = parser.parse_args()
     if given.variant or given.tiny:
-        result = run(given.variant or "packed", 2 if given.tiny else given.layers, not given.no_compile, given.tiny)
-        print("RESULT " + json.dumps(result), flush=True)
+        result = run(
+            given.variant or "packed", 2 if given.tiny else given.layers, not given.no_compile, given.tiny, given.tp,
+            given.eager,
+        )  # fmt: skip
+        if int(os.environ.get("RANK", "0")) == 0:
+            print("RESULT " + json.dumps(result), flush=True)
         return 0
     results = []
-    for variant in ("plugin", "packed+copies"):
-        command = [sys.executable, __file__, "--variant", variant, "--layers", str(given.layers)]
-        command += ["--no-compile"] * given.no_compile
+    wanted = [(variant, False) for variant in given.variants.split(",")]
+    if given.tp > 1:
+        wanted.append((wanted[-1][0], True))
+    for variant, eager in wanted:
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={given.tp}"] if given.tp > 1 else []
+        command = [sys.executable, *launcher, __file__, "--variant", variant, "--layers", str(given.layers)]
+        command += [f"--tp={given.tp}", *["--no-compile"] * given.no_compile, *["--eager"] * eager]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | paths())
         lines = done.stdout.splitlines()
         sys.stdout.write("\n".join(line for line in lines if not line.startswith("RESULT ")) + "\n")
         results += [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
         given.out.write_text(json.dumps(results, indent=1))
-    print(f"\nstep(78) = 78 / {given.layers} * forward + head, ms; one H200, 1k context")
-    print("C    " + "".join(f"{r['variant']:>16s}" for r in results) + "   by class of the last, forward ms")
-    for c in USERS:
-        cells = [r["users"].get(str(c), {}) for r in results]
-        print(
-            f"{c:<5d}" + "".join(f"{x.get('step78_ms', float('nan')):16.2f}" for x in cells),
-            cells[-1].get("classes_ms"),
-        )
-    return 0 if len(results) == 2 else 1
+    show(results, given.layers)
+    return 0 if len(results) == len(wanted) else 1
+
+
+def show(results: list[dict[str, Any]], layers: int) -> None:
+    """Markdown: measured steps beside each other, and with two GPUs the prediction and the split beside them."""
+    for result in results:
+        name = f"{result['variant']}, {'eager' if result['eager'] else 'graph'}, TP={result['tp']}"
+        print(f"\n{name}: {layers} layers, 1k context, ms; step(78) = 78 / {layers} * forward + head")
+        forecast = predicted(layers, result["variant"], result["eager"]) if result["tp"] > 1 else {}
+        for c in USERS:
+            entry = result["users"].get(str(c), {})
+            split = {k: round(v, 2) for k, v in forecast.get(c, {}).items() if v}
+            total = f"predicted {sum(split.values()):.2f} {split}" if split else ""
+            kept = ("wall_ms", "forward_ms", "head_ms", "step78_ms", "idle_ms", "classes_ms")
+            print(f"C={c:<4d} {total} measured { {k: entry[k] for k in kept if k in entry} }")
 
 
 def paths() -> dict[str, str]:

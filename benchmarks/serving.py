@@ -1,6 +1,6 @@
 """Our HTTP path beside its peers, in one run: raw llama.cpp in process, llama.cpp's own HTTP server, and the service.
 
-    python benchmarks/serving.py llama [--streams 1,8,64]   same model, same body, tok/s and latencies
+    python benchmarks/serving.py llama [--streams 1,8,64] [--threads 1]   same model, same body, tok/s and latencies
     python benchmarks/serving.py flags                      simulated engine, per setting of Ray Serve
 
 Prints Markdown. Throughput: tokens of all streams over the time from first send to last byte. Timings on a shared
@@ -95,7 +95,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 yield line
 
 
-def llama_params(slots: int, context: int) -> Any:
+def llama_params(slots: int, context: int, threads: int | None) -> Any:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -103,6 +103,8 @@ def llama_params(slots: int, context: int) -> Any:
     params.n_parallel, params.n_ctx, params.verbosity = slots, slots * context, 0
     params.cache_ram_mib = 0
     params.n_batch = 512
+    if threads:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     # A listener with as many threads as streams, as `llama-server -np N` would be given.
     params.n_threads_http = slots + 4
     return params
@@ -184,7 +186,10 @@ def progress(what: str) -> Iterator[None]:
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
+OURS = {"glm5 serve": [], "glm5 serve, ha_proxy": ["ray.ha_proxy=true"]}
+
+
+def llama(streams: list[int], tokens: int, repeats: int, context: int, threads: int | None) -> None:
     """Each engine alone in turn (two on two cores would measure each other), repeats interleaved by concurrency."""
     import xllamacpp
 
@@ -198,7 +203,7 @@ def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
                 table[c, name] = median_of([summarise(name, run(c)) for _ in range(repeats)])
 
     def alone() -> None:
-        server = xllamacpp.Server(llama_params(slots, context))
+        server = xllamacpp.Server(llama_params(slots, context, threads))
         measure("raw, in process", lambda c: raw_run(server, c, tokens))
         url = server.listening_address
         measure("llama.cpp's HTTP server", lambda c: asyncio.run(http_run(url, "x", c, tokens)))
@@ -208,21 +213,22 @@ def llama(streams: list[int], tokens: int, repeats: int, context: int) -> None:
         f"pools.shared.slots={slots}",
         f"model.context_tokens={context}",
         "pools.shared.engine.prefix_cache_mib=0",
+        *([f"pools.shared.engine.threads={threads}"] if threads else []),
     ]
-    arguments = [part for setting in settings for part in ("--set", setting)]
-    with running(*arguments) as service:
-        model = service.model
-        measure("glm5 serve", lambda c: asyncio.run(http_run(service.url, model, c, tokens)))
-    print(f"\n{tokens} tokens a stream, median of {repeats} runs; share is of raw\n")
+    for name, extra in OURS.items():
+        with running(*(part for setting in [*settings, *extra] for part in ("--set", setting))) as service:
+            url, model = service.url, service.model
+            measure(name, lambda c, url=url, model=model: asyncio.run(http_run(url, model, c, tokens)))  # type: ignore[misc]
+    print(f"\n{tokens} tokens a stream, median of {repeats} runs, {threads or 'all'} threads; share is of raw\n")
     print("| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
     print("|---|---|---|---|---|---|---|---|---|")
     for c in streams:
         base = table[c, "raw, in process"].tok_s
-        for name in ("raw, in process", "llama.cpp's HTTP server", "glm5 serve"):
+        for name in ("raw, in process", "llama.cpp's HTTP server", *OURS):
             print(table[c, name].row(base))
 
 
-FLAGS = {
+FLAGS: dict[str, list[str]] = {
     "Ray Serve's defaults": ["ray.throughput_optimized=false"],
     "throughput_optimized (our default)": [],
     "ha_proxy": ["ray.throughput_optimized=false", "ray.ha_proxy=true"],
@@ -230,16 +236,19 @@ FLAGS = {
 }
 
 
-def flags(streams: list[int], tokens: int, ingresses: list[int]) -> None:
+def flags(streams: list[int], tokens: int, ingresses: list[int], only: str) -> None:
     """Simulated engine, 20 ms a step whatever the batch: what the layers above cost."""
     base = [
         "pools.shared.engine={name: simulated, step_ms: 20}",
         f"pools.shared.slots={max(streams)}",
         "admission.queue_requests=4096",
     ]
+    reasons: set[str] = set()
     print("| settings | ingresses | streams | tok/s | of offered | tokens per CPU-s | TTFT p95 ms | failed |")
     print("|---|---|---|---|---|---|---|---|")
     for name, extra in FLAGS.items():
+        if only not in name:
+            continue
         for ingress in ingresses:
             settings = [*base, *extra, f"ingress.replicas={ingress}"]
             with running(*(p for s in settings for p in ("--set", s))) as service:
@@ -249,6 +258,7 @@ def flags(streams: list[int], tokens: int, ingresses: list[int]) -> None:
                     before = cpu_seconds(service.process.pid)
                     samples = asyncio.run(http_run(service.url, model, c, tokens))
                     spent = cpu_seconds(service.process.pid) - before
+                    reasons |= {f"{name}, {c} streams: {s.failed}" for s in samples if s.failed}
                     result = summarise(name, samples)
                     total = sum(s.tokens for s in samples)
                     print(
@@ -256,6 +266,8 @@ def flags(streams: list[int], tokens: int, ingresses: list[int]) -> None:
                         f"| {total / spent:.0f} | {1e3 * result.ttft_p95:.0f} | {result.failed} |",
                         flush=True,
                     )
+    for reason in sorted(reasons):
+        print(f"failed: {reason}")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -275,14 +287,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=None, help="of the engine; fewer than cores leave room for us")
+    parser.add_argument("--only", default="", help="flags: settings whose name holds this")
     parser.add_argument("--ingresses", default="1")
     asked = parser.parse_args()
     numbers = [int(n) for n in (asked.streams or ("1,8,64" if asked.what == "llama" else "256,1000")).split(",")]
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     if asked.what == "llama":
-        llama(numbers, asked.tokens or 48, asked.repeats, asked.context)
+        llama(numbers, asked.tokens or 48, asked.repeats, asked.context, asked.threads)
     else:
-        flags(numbers, asked.tokens or 64, [int(n) for n in asked.ingresses.split(",")])
+        flags(numbers, asked.tokens or 64, [int(n) for n in asked.ingresses.split(",")], asked.only)
 
 
 if __name__ == "__main__":

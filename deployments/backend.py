@@ -23,7 +23,7 @@ from service.admission.reconcile import Watch, words
 from service.admission.share import Claim, divide
 from service.config import Config
 from service.engines import registry
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, ServiceError
+from service.errors import BadRequest, DeadlineExceeded, EngineFailed, NotReady, ServiceError
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
 from service.metrics.declared import Metrics
 from service.metrics.exchange import merge, snapshot
@@ -33,9 +33,14 @@ from service.types import TIERS, Chunk, EngineRequest, ModelCard, PoolName
 
 READ_S = 0.25
 SMALL_CALL_S = 30.0
+PROFILE_CALL_S = 120.0
+"""A profile's window is at most 10 s; its trace is written and read after that."""
 RETRY_PAUSE_S = 0.2
 QUIET_S = 1.0
 """A request that reconciliation calls lost has, beyond doubt, when it has waited this long for a chunk as well."""
+QUIET_ENDED_S = 20.0
+"""The same where the replica lives and has ended the request: thousands of chunks may still be on their way through
+processes that have fallen behind (1000 streams on two cores: seconds)."""
 MISSED_S = 10.0
 """How long a request that found no replica counts as demand for one."""
 GUESSED_TOKENS = 256
@@ -117,7 +122,8 @@ class RayBackend:
         replicas = words((post.id, post.beat, post.ids) for post in posts if post.role == "replica")
         for id in self._watch.lost(replicas):
             leash = self._leashes.get(id)
-            if leash is not None and leash.waiting_s > QUIET_S:
+            quiet_s = QUIET_ENDED_S if self._watch.keeper_lives(id, replicas) else QUIET_S
+            if leash is not None and leash.waiting_s > quiet_s:
                 leash.pull()
 
     def _resize(self, pool: PoolName, gate: Gate, ready: list[Post], ingresses: dict[str, Post]) -> None:
@@ -276,13 +282,20 @@ class RayBackend:
     async def detokenize(self, body: bytes) -> bytes:
         return await self._small("detokenize", body)
 
-    async def _small(self, method: str, body: bytes) -> bytes:
-        choice = self._choose(Wish(None, None))
+    async def profile(self, pool: PoolName | None, body: bytes) -> bytes:
+        if pool is not None and pool not in self._handles:
+            raise BadRequest(f"pool: there is no pool {pool}; pools are {', '.join(self._handles)}", param="pool")
+        return await self._small("profile", body, pool, PROFILE_CALL_S)
+
+    async def _small(
+        self, method: str, body: bytes, pool: PoolName | None = None, timeout_s: float = SMALL_CALL_S
+    ) -> bytes:
+        handle = self._handles[pool or self._choose(Wish(None, None)).pool]
         try:
-            async with asyncio.timeout(SMALL_CALL_S):
-                message = await getattr(self._handles[choice.pool], method).remote(body)
+            async with asyncio.timeout(timeout_s):
+                message = await getattr(handle, method).remote(body)
         except TimeoutError:
-            raise DeadlineExceeded(f"{method} took longer than {SMALL_CALL_S:.0f} s") from None
+            raise DeadlineExceeded(f"{method} took longer than {timeout_s:.0f} s") from None
         except RayError as lost:
             raise EngineFailed(f"the replica was lost during {method}") from lost
         return _first(message)

@@ -26,9 +26,11 @@ from service.metrics.exchange import snapshot
 from service.metrics.recorders import ReplicaRecorder
 from service.types import Chunk, EngineRequest, LoadProgress, PoolName
 
-METRICS_INTERVAL_S = 0.1
-NATIVE_EVERY = 10
-"""Engine-native metrics are fetched once in so many metrics intervals: they cost an HTTP call or a rendering."""
+SPACING_S = 0.1
+"""Shortest time between two words to the board. A request that ends is told at once, otherwise `INTERVAL_S` is enough:
+on two cores every wake of this loop stops a thread of the engine, and the rest of them wait for it."""
+NATIVE_S = 1.0
+"""Engine-native metrics are fetched this often: they cost an HTTP call or a rendering."""
 FAILURES = 5
 """Engine failures in a row, with no answer between them, that open the circuit: Serve replaces the replica."""
 
@@ -56,6 +58,7 @@ class Replica:
         self._post = Post(self._id, "replica", pool, phase="starting", **here())
         self._phase_began = began = time.monotonic()
         self._work: dict[str, _Work] = {}
+        self._ended = asyncio.Event()
         self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
         self._dry_run: Any = None
@@ -98,7 +101,7 @@ class Replica:
     def _say(self, **news: Any) -> None:
         self._post = Post(**{**{name: getattr(self._post, name) for name in Post.__dataclass_fields__}, **news})
 
-    def _pin(self) -> None:
+    def _pin(self, metrics: bytes | None = None, native: str | None = None) -> None:
         stats = self._engine.stats() if self._post.ready else None
         self._say(
             stats=stats,
@@ -106,32 +109,31 @@ class Replica:
             ids=tuple(self._work),
             beat=self._post.beat + 1,
         )
-        self._board.pin(self._id, self._post)
+        self._board.pin(self._id, self._post, metrics, native)
 
     async def _speak(self) -> None:
-        """Tell the board where we are; metrics whenever they changed."""
-        last, said, rounds = b"", 0.0, 0
+        """Tell the board where we are, and what was counted: every `INTERVAL_S`, and soon after a request ended."""
+        last, fetched = b"", 0.0
         while True:
-            rounds += 1
-            now = time.monotonic()
+            native, now = None, time.monotonic()
             if self._post.ready:
                 stats = self._engine.stats()
                 self._recorder.engine(stats)
                 predicted = self._prediction.step_s(stats) if self._prediction else None
                 if predicted is not None:
                     self._recorder.predicted_step(predicted)
+                if now - fetched >= NATIVE_S:
+                    native, fetched = await self._engine.native_metrics(), now
             metrics = snapshot(self._metrics)
             self._sink.offer(metrics)
-            if now - said >= INTERVAL_S:
-                self._pin()
-                said = now
-                if self._dry_run is not None:
-                    self._dry_run.observe(self._engine.stats())
-            native = await self._engine.native_metrics() if self._post.ready and rounds % NATIVE_EVERY == 0 else None
-            if metrics != last or native:
-                self._board.pin(self._id, None, metrics, native)
-                last = metrics
-            await asyncio.sleep(METRICS_INTERVAL_S)
+            self._pin(metrics if metrics != last else None, native)
+            last = metrics
+            if self._dry_run is not None:
+                self._dry_run.observe(self._engine.stats())
+            await asyncio.sleep(SPACING_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), INTERVAL_S - SPACING_S)
+            self._ended.clear()
 
     async def _warm(self) -> None:
         """One answer before the first client: pages are in memory, caches and thread pools exist."""
@@ -173,6 +175,7 @@ class Replica:
             yield frames.pack_error(error)
         finally:
             self._watch.end(request.id)
+            self._ended.set()
             if self._work.get(request.id) is work:
                 del self._work[request.id]
 
@@ -218,6 +221,9 @@ class Replica:
 
     async def detokenize(self, body: bytes) -> bytes:
         return await _framed(self._engine.detokenize(body))
+
+    async def profile(self, body: bytes) -> bytes:
+        return await _framed(self._engine.profile(body))
 
     async def check_health(self) -> None:
         """Raises when the engine is dead, stands still with work in hand or only fails; busy or loading is healthy."""

@@ -60,6 +60,8 @@ class Service:
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get("/ready", timeout=5.0).status_code == 200:
                         return time.monotonic() - began
+                if self.process.poll() is not None:
+                    raise AssertionError(f"ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
                 time.sleep(0.2)
         raise AssertionError(f"not ready within {within_s} s:\n{self.log.read_text()[-3000:]}")
 

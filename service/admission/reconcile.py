@@ -50,6 +50,12 @@ class Watch:
         named = {id: process for process, word in words.items() for id in word.ids}
         return [id for id, watched in self._watched.items() if self._is_lost(watched, named.get(id), words)]
 
+    def keeper_lives(self, id: str, words: Mapping[str, Word]) -> bool:
+        """Whether the process that had the request is there: then it has ended it, and what it said last may still be
+        on its way."""
+        watched = self._watched.get(id)
+        return watched is not None and watched.keeper in words
+
     @staticmethod
     def _is_lost(watched: _Watched, named_by: str | None, words: Mapping[str, Word]) -> bool:
         if named_by is not None:

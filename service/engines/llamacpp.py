@@ -168,6 +168,9 @@ class LlamaCppEngine:
         answer = await self._ask("/detokenize", {"tokens": orjson.loads(body)["tokens"]})
         return orjson.dumps({"prompt": answer["content"]})
 
+    async def profile(self, body: bytes) -> bytes:
+        raise BadRequest("llama.cpp has no profiler of its steps; glm5 explain without --profile splits them by model")
+
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._http is None:
             raise EngineFailed("llama.cpp is not loaded")

@@ -210,6 +210,9 @@ class SimulatedEngine:
     async def detokenize(self, body: bytes) -> bytes:
         raise BadRequest("the simulated engine has no vocabulary: it cannot turn tokens into text")
 
+    async def profile(self, body: bytes) -> bytes:
+        raise BadRequest("the simulated engine has no steps to look into: it is the step model")
+
     def stats(self) -> EngineStats:
         running = len(self._running) + len(self._joining)
         return EngineStats(

@@ -155,6 +155,13 @@ class Prompt(Answer):
     prompt: str
 
 
+class Profile(Answer):
+    """`causes_s`: seconds of all steps together, by cause (allreduce, attention, gemm, other, idle)."""
+
+    causes_s: dict[str, float]
+    steps: int
+
+
 class Health(Answer):
     status: Literal["ok"]
 

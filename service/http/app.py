@@ -22,7 +22,7 @@ from service.http.envelope import error_response
 from service.http.exchange import answer
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.plan import Headers, engine_messages, make_plan
-from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 from service.types import ModelCard
 
@@ -56,6 +56,7 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
     app.add_api_route("/v1/models/{model:path}", faces.model, methods=["GET"])
     app.add_api_route("/tokenize", faces.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", faces.detokenize, methods=["POST"])
+    app.add_api_route("/profile", faces.profile, methods=["POST"])
     app.add_api_route("/health", faces.health, methods=["GET"])
     app.add_api_route("/ready", faces.ready, methods=["GET"])
     app.add_api_route("/version", faces.version, methods=["GET"])
@@ -114,6 +115,11 @@ class _Faces:
                     f"tokens: {max(asked.tokens)} is not in the vocabulary of {card.vocab_size}", param="tokens"
                 )
         return _json(await self._backend.detokenize(orjson.dumps({"tokens": asked.tokens})))
+
+    async def profile(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        asked, _ = await read_request(request, self._settings, ProfileRequest)
+        return _json(await self._backend.profile(asked.pool, orjson.dumps({"seconds": asked.seconds})))
 
     async def models(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))

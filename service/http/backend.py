@@ -90,6 +90,10 @@ class Backend(Protocol):
         """See `Engine.detokenize`. Raises ServiceError."""
         ...
 
+    async def profile(self, pool: PoolName | None, body: bytes) -> bytes:
+        """See `Engine.profile`; of a replica of `pool` (None: of any). Raises ServiceError."""
+        ...
+
     def models(self) -> list[ModelCard]:
         """What can be asked for by name; empty until known. Cheap: cached, no I/O."""
         ...

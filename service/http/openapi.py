@@ -15,13 +15,14 @@ from service.http.answers import (
     ModelBody,
     ModelsBody,
     NotReadyEnvelope,
+    Profile,
     Prompt,
     Ready,
     TextAnswer,
     Tokens,
     Version,
 )
-from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 
 Json = dict[str, Any]
@@ -49,6 +50,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    ProfileRequest,
     ChatAnswer,
     ChatChunk,
     TextAnswer,
@@ -56,6 +58,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     ModelBody,
     Tokens,
     Prompt,
+    Profile,
     Health,
     Ready,
     NotReadyEnvelope,
@@ -108,6 +111,7 @@ def _paths() -> Json:
         },
         "/tokenize": {"post": tokenize},
         "/detokenize": {"post": _operation("Text of tokens", "Prompt", body, "DetokenizeRequest")},
+        "/profile": {"post": _operation("What decode steps spend their time on", "Profile", body, "ProfileRequest")},
         "/health": {"get": _operation("Whether the process lives", "Health", plain)},
         "/ready": {"get": ready},
         "/version": {"get": _operation("The service's version", "Version", plain)},

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from service.types import PoolName
+
 
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -255,6 +257,13 @@ class DetokenizeRequest(Strict):
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+class ProfileRequest(Strict):
+    """Body of POST /profile."""
+
+    pool: PoolName | None = Field(None, description="Default: any that serves.")
+    seconds: float = Field(2.0, ge=0.1, le=10.0, description="How long to look, seconds.")
 
 
 NEVER: dict[str, str] = {

@@ -112,12 +112,18 @@ def explain(
     trace: Annotated[
         Path | None, typer.Option(help="torch profiler trace of one rank, for the measured split.")
     ] = None,
+    profile: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=10, help="Look into the steps for so many seconds (vLLM; engine.profiler: true)."),
+    ] = None,
+    key: Annotated[str | None, typer.Option(envvar="GLM5_API_KEY", help="API key, where one is asked for.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Split the live service's decode step, predicted beside measured, and name the culprit.
 
     Reads /metrics twice and /v1/models once. Run it while the service decodes (glm5 load makes load). The last line
-    says what limits the step and which setting would help most, by the step model.
+    says what limits the step and which setting would help most, by the step model. With --profile (or --trace FILE) the
+    culprit is measured, by a torch profiler in the engine, not predicted.
 
     Exit 0, 1 if nothing was decoded in that time, 2 for bad input.
     """
@@ -128,13 +134,18 @@ def explain(
     from service.planning.show_explain import explanation_json, show_explanation
     from service.planning.trace import read_trace
 
-    profile = read_trace(trace) if trace else None
+    if trace and profile:
+        raise UserError("give one of --trace and --profile")
+    measured = read_trace(trace) if trace else None
     card = live.card(url)
     wish = live.Wish(model, hardware, kernels, graphs=not eager, draft_tokens=mtp)
     with Console(stderr=True).status("reading the service's metrics"):
         before, now = live.scrapes(url, seconds)
         described = live.model_of(card, wish, url, now)
-    found = split(described, before, now, pool or live.busiest(before, now), profile, live.crowded(url))
+        name = pool or live.busiest(before, now)
+        if profile:
+            measured = live.profile(url, name, profile, key)
+    found = split(described, before, now, name, measured, live.crowded(url))
     if json_:
         typer.echo(json.dumps(explanation_json(found), indent=1))
     else:

@@ -19,6 +19,7 @@ from service.planning.sources import model_shape
 from service.planning.step_model import StepModel
 
 TIMEOUT_S = 10.0
+PROFILE_TIMEOUT_S = 150.0
 LOCAL = ("127.0.0.1", "localhost", "::1")
 CROWDED = 1.5  # llama.cpp alone keeps the load at its number of threads
 DEMO_PARAMETERS = 134_515_008
@@ -50,6 +51,22 @@ def scrapes(url: str, seconds: float) -> tuple[Scrape | None, Scrape]:
     if seconds > 0:
         time.sleep(seconds)
     return before, _scrape(url)
+
+
+def profile(url: str, pool: str, seconds: float, key: str | None) -> dict[str, float]:
+    """Measured seconds of one step by cause, from the engine's own profiler. Raises UserError."""
+    import httpx
+
+    address, headers = url.rstrip("/") + "/profile", {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        asked = {"pool": pool, "seconds": seconds}
+        answer = httpx.post(address, json=asked, headers=headers, timeout=PROFILE_TIMEOUT_S)
+        found = answer.json()
+    except (httpx.HTTPError, ValueError) as fault:
+        raise UserError(f"{address} cannot be read ({type(fault).__name__})") from None
+    if answer.status_code != 200:
+        raise UserError(f"{address}: {found.get('error', {}).get('message', answer.status_code)}")
+    return {cause: spent / found["steps"] for cause, spent in found["causes_s"].items()}
 
 
 def busiest(before: Scrape | None, now: Scrape) -> str:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -28,9 +29,14 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 16
-# Next to a tie closer than this, bf16 kernels may choose differently (random weights: logits of spread 1.5).
-TIE = 0.25
-CASE_TIMEOUT_S = 150
+# Random weights, logits of spread 1.5: tokens lie close together, and a router's tie falls this way or that. Measured
+# for sound engines (docs/gpu-validation.md): bf16 beside fp32 0.1 to 0.3 on average, garbage above 1.
+MEAN, MEAN_FP32 = 0.15, 0.35
+TIE = 0.5
+"""Two modes may choose different tokens only where the first thinks them closer than this."""
+CASE_TIMEOUT_S = 280
+AT_ONCE = 9
+"""Engines started at the same time on one GPU: their starts are mostly Python's."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Case:
     same_as: str = ""
     faults: str = ""
     stopped: str = ""
+    exact: bool = False
 
     @property
     def gpus(self) -> int:
@@ -52,27 +59,38 @@ class Case:
 
 def cases(gpus: int, demo: bool) -> list[Case]:
     ud, eager, two = "tiny-ud.gguf", {"cuda_graphs": False}, {"tensor_parallel": 2}
-    dense, sparse = {"attention": "dense"}, {"attention": "sparse"}
+    dense, sparse, packed = {"attention": "dense"}, {"attention": "sparse"}, {"kernels": "packed"}
+    # The same kernels recorded: the tokens must be equal, not alike.
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(range(1, 9))}
+    recorded = {"extra_args": [f"--compilation-config={json.dumps(graphs)}"]}
     found = [
         Case("dense eager", ud, {**dense, **eager}),
+        Case("dense recorded", ud, {**dense, **recorded}, "dense eager", exact=True),
         Case("dense graph", ud, dense, "dense eager"),
         Case("dense graph MTP", ud, {**dense, "mtp_tokens": 2}, "dense eager"),
         Case("sparse eager", ud, {**sparse, **eager}, "dense eager"),
+        Case("sparse recorded", ud, {**sparse, **recorded}, "sparse eager", exact=True),
         Case("sparse graph", ud, sparse, "sparse eager"),
         Case("sparse graph MTP", ud, {**sparse, "mtp_tokens": 2}, "sparse eager"),
-        Case("dense graph, packed kernels", ud, {**dense, "kernels": "packed"}, "dense eager"),
+        Case("packed dense eager", ud, {**dense, **eager, **packed}, "dense eager"),
+        Case("packed dense recorded", ud, {**dense, **recorded, **packed}, "packed dense eager", exact=True),
+        Case("packed dense graph", ud, {**dense, **packed}, "packed dense eager"),
+        Case("packed dense graph MTP", ud, {**dense, **packed, "mtp_tokens": 2}, "packed dense eager"),
+        Case("packed sparse graph MTP", ud, {**sparse, **packed, "mtp_tokens": 2}, "packed dense eager"),
         Case("w1 Q6_K, w3 Q4_K", "tiny-w1_over_w3.gguf", {**dense, **eager}),
         Case("fault: w1/w3 types", "tiny-w1_over_w3.gguf", {**dense, **eager}, faults="w1_w3_types", stopped="gate"),
         Case("fault: shards unsorted", ud, {**dense, **eager}, faults="shards_unsorted", stopped="gate"),
     ]
     if demo:
         found += [Case("demo eager", "demo", eager), Case("demo graph", "demo", {}, "demo eager")]
-        found += [Case("demo graph, packed kernels", "demo", {"kernels": "packed"}, "demo eager")]
+        found += [Case("demo packed eager", "demo", {**eager, **packed})]
+        found += [Case("demo packed graph", "demo", packed, "demo packed eager")]
     if gpus > 1:
         found += [
             Case("dense eager TP=2", ud, {**dense, **eager, **two}, "dense eager"),
             Case("dense graph MTP TP=2", ud, {**dense, **two, "mtp_tokens": 2}, "dense eager"),
             Case("sparse graph TP=2", ud, {**sparse, **two}, "sparse eager"),
+            Case("packed dense graph MTP TP=2", ud, {**dense, **packed, **two, "mtp_tokens": 2}, "packed dense eager"),
             Case("fault: rank missing TP=2", ud, {**dense, **eager, **two}, faults="rank_missing", stopped="gate"),
             Case("fault: misaligned TP=2", "tiny-misaligned.gguf", {**dense, **eager, **two}, stopped="check"),
             Case(
@@ -122,7 +140,11 @@ async def run_case(path: Path, options: dict[str, Any], faults: str, reference: 
             allow_other_versions=True,
             # Several cases share a GPU: no measuring of memory that others take and give back.
             gpu_memory_fraction=0.06,
-            extra_args=(f"--kv-cache-memory-bytes={1 << 30}", "--max-num-batched-tokens=2048"),
+            extra_args=(
+                f"--kv-cache-memory-bytes={1 << 30}",
+                "--max-num-batched-tokens=2048",
+                *options.pop("extra_args", ()),
+            ),
             **options,
         ),
     )
@@ -198,41 +220,56 @@ def start(case: Case, args: argparse.Namespace, work: Path, visible: str, refere
     return Result(case, tree, log.read_text(errors="replace"))
 
 
-def compare(base: dict[str, Any], other: dict[str, Any]) -> tuple[int, int, float, float]:
-    """(steps equal, steps compared, largest distance of log-probabilities, gap at the worst disagreement)."""
-    equal = compared = 0
-    worst, tie = 0.0, 0.0
+@dataclass
+class Found:
+    """Steps compared and equal; distances of log-probabilities; the widest gap at which another token was chosen."""
+
+    equal: int = 0
+    compared: int = 0
+    gaps: list[float] = field(default_factory=list)
+    tie: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return sum(self.gaps) / len(self.gaps) if self.gaps else math.inf
+
+    def __str__(self) -> str:
+        worst = max(self.gaps, default=math.inf)
+        return f"logprobs {self.mean:.2g} off on average, {worst:.2g} at worst, worst tie {self.tie:.2g}"
+
+
+def compare(base: dict[str, Any], other: dict[str, Any]) -> Found:
+    found = Found()
     for a, b in zip(base["answers"]["probes"], other["answers"]["probes"], strict=True):
         for right, here in zip(a["steps"], b["steps"], strict=True):
-            compared += 1
+            found.compared += 1
             known = dict(map(tuple, here["top"]))
-            worst = max([worst, *(abs(p - known[t]) for t, p in right["top"][:4] if t in known)])
+            found.gaps += [abs(p - known[t]) for t, p in right["top"][:4] if t in known]
             if right["token"] != here["token"]:
                 likely = dict(map(tuple, right["top"]))
-                tie = max(tie, likely[right["token"]] - likely.get(here["token"], -math.inf))
+                found.tie = max(found.tie, likely[right["token"]] - likely.get(here["token"], -math.inf))
                 break
-            equal += 1
-    return equal, compared, worst, tie
+            found.equal += 1
+    return found
 
 
-def against_oracle(path: Path, tree: dict[str, Any]) -> tuple[int, int, float, float]:
+def against_oracle(path: Path, tree: dict[str, Any]) -> Found:
     """The same against transformers in fp32."""
     import numpy as np
 
     from tests.tiny_glm.oracle import load, truth
 
     model = load(path)
-    equal = compared = 0
-    worst, tie = 0.0, 0.0
+    found = Found()
     for probe in tree["answers"]["probes"]:
         tokens = [step["token"] for step in probe["steps"]]
         right = truth(model, list(probe["prompt"]), tokens)
         for step, choice, row in zip(probe["steps"], right.choices, right.logprobs, strict=True):
-            compared += 1
-            equal += step["token"] == choice
-            tie = max(tie, float(row[choice] - row[step["token"]]))
-            worst = max([worst, *(abs(p - float(np.asarray(row)[t])) for t, p in step["top"][:4])])
-    return equal, compared, worst, tie
+            found.compared += 1
+            found.equal += step["token"] == choice
+            found.tie = max(found.tie, float(row[choice] - row[step["token"]]))
+            found.gaps += [abs(p - float(np.asarray(row)[t])) for t, p in step["top"][:4]]
+    return found
 
 
 def judge(result: Result, done: dict[str, Result], args: argparse.Namespace) -> tuple[bool, str]:
@@ -247,16 +284,16 @@ def judge(result: Result, done: dict[str, Result], args: argparse.Namespace) -> 
         return False, "stopped: " + tree["stopped"][-200:]
     words, good = [], True
     if case.same_as and case.same_as in done and "answers" in done[case.same_as].tree:
-        equal, compared, worst, tie = compare(done[case.same_as].tree, tree)
-        good &= tie < TIE
-        words.append(f"{equal}/{compared} tokens as {case.same_as}, logprobs within {worst:.2g}, worst tie {tie:.2g}")
+        found = compare(done[case.same_as].tree, tree)
+        good &= found.equal == found.compared if case.exact else found.tie < TIE and found.mean < MEAN
+        words.append(f"{found.equal}/{found.compared} tokens as {case.same_as}, {found}")
     elif case.same_as:
         good = False
         words.append(f"nothing to compare with: {case.same_as}")
     if case.file.startswith("tiny"):
-        equal, compared, worst, tie = against_oracle(args.files / case.file, tree)
-        good &= tie < 3 * TIE
-        words.append(f"{equal}/{compared} as transformers fp32, within {worst:.2g}, worst tie {tie:.2g}")
+        found = against_oracle(args.files / case.file, tree)
+        good &= found.mean < MEAN_FP32
+        words.append(f"{found.equal}/{found.compared} as transformers fp32, {found}")
     if case.options.get("mtp_tokens"):
         words.append(f"drafted {tree['drafted']}, kept {tree['accepted']}")
         good &= tree["drafted"] > 0
@@ -294,34 +331,46 @@ def main() -> int:
     wanted = [c for c in cases(gpus, args.demo is not None) if re.search(args.only, c.name)]
     started = time.monotonic()
     done: dict[str, Result] = {}
-    # Sound ones first, since faults are judged by their answers; those of two GPUs beside the others.
+    good = True
+    print(f"{torch.cuda.get_device_name(0)} x {gpus}, torch {torch.__version__}, bf16, {STEPS} steps, 3 prompts")
+    print("| case | verdict | seconds | attention | found |\n|---|---|---|---|---|", flush=True)
+    # Sound ones first, since faults are judged by their answers.
     for wave in ([c for c in wanted if not c.faults], [c for c in wanted if c.faults]):
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(AT_ONCE * gpus) as pool:
             jobs = []
             for number, case in enumerate(wave):
                 visible = "0,1" if case.gpus == 2 else str(number % gpus)
-                jobs.append(
-                    pool.submit(
-                        start, case, args, args.out, visible, reference_for(case, done, args.out) if case.faults else ""
-                    )
-                )
-            for job in jobs:
+                reference = reference_for(case, done, args.out) if case.faults else ""
+                jobs.append(pool.submit(start, case, args, args.out, visible, reference))
+            for job in jobs:  # in the order of `cases`: each after the one that it is compared with
                 result = job.result()
                 done[result.case.name] = result
-    good = True
-    print(f"{torch.cuda.get_device_name(0)} x {gpus}, torch {torch.__version__}, bf16, {STEPS} steps, 3 prompts")
-    print("| case | verdict | seconds | attention | found |\n|---|---|---|---|---|")
-    for case in wanted:
-        result = done[case.name]
-        right, words = judge(result, done, args)
-        good &= right
-        verdict = ("stopped, as it must be" if case.stopped else "ok") if right else "WRONG"
-        print(f"| {case.name} | {verdict} | {result.tree.get('load_s', 0):.0f} | {result.backend} | {words} |")
-        if not right:
-            tail = [line for line in result.log.splitlines() if "Error" in line or "error" in line][-6:]
-            print("\n".join("    " + line[:300] for line in tail))
+                right, words = judge(result, done, args)
+                good &= right
+                show(result, right, words)
     print(f"{time.monotonic() - started:.0f} s in all; logs in {args.out}")
     return 0 if good else 1
+
+
+def show(result: Result, right: bool, words: str) -> None:
+    """One row, at once: a run that is cut off has said what it knows."""
+    case = result.case
+    verdict = ("stopped, as it must be" if case.stopped else "ok") if right else "WRONG"
+    print(f"| {case.name} | {verdict} | {result.tree.get('load_s', 0):.0f} | {result.backend} | {words} |", flush=True)
+    if not right:
+        tail = [line for line in result.log.splitlines() if "Error" in line or "error" in line][-4:]
+        print("\n".join("    " + line[:260] for line in tail), flush=True)
+    print(f"    slowest: {slowest(result.log)}", flush=True)
+
+
+def slowest(log: str) -> str:
+    """The longest silences of vLLM's log, in seconds, with what came before each."""
+    stamped = [
+        (int(h) * 3600 + int(m) * 60 + int(s), text)
+        for h, m, s, text in re.findall(r"(?:INFO|WARNING|DEBUG) \d\d-\d\d (\d\d):(\d\d):(\d\d) (.*)", log)
+    ]
+    waits = sorted(((b[0] - a[0], a[1][:70]) for a, b in itertools.pairwise(stamped)), reverse=True)
+    return "; ".join(f"{wait} s after {text}" for wait, text in waits[:4] if wait > 2)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -21,10 +22,11 @@ from service.engines.vllm.books import Books
 from service.engines.vllm.layer import Layer
 from service.engines.vllm.meter import Meter
 from service.engines.vllm.options import VllmOptions
-from service.errors import EngineFailed, UserError
+from service.errors import BadRequest, EngineFailed, UserError
 from service.gguf.header import GgufHeader, read_header
 from service.gguf.materialise import linked_file, materialise
 from service.gguf.rules import Setup, refusals
+from service.planning.trace import read_trace
 from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
 
 
@@ -44,6 +46,8 @@ class VllmEngine:
         self._notes: list[str] = []
         self._slow_kernels = False
         self._reference: canary.Reference | None = None
+        self._traces = Path(tempfile.mkdtemp(prefix="glm5-traces-")) if options.profiler else None
+        self._profiling = asyncio.Lock()
 
     async def load(self, report: Report) -> ModelCard:
         """Check, start, judge. Raises UserError for a file or setting that cannot be served rightly."""
@@ -52,7 +56,7 @@ class VllmEngine:
         header, model = await asyncio.to_thread(self._prepare, on_cpu)
         with tempfile.TemporaryDirectory(prefix="glm5-load-") as place:
             progress = Path(place) / "progress"
-            argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress)
+            argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress, traces=self._traces)
             os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
             starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
             try:
@@ -196,6 +200,22 @@ class VllmEngine:
         answer = await self.layer.detokenize({"tokens": ask["tokens"], "model": self._served})
         return orjson.dumps({"prompt": answer["prompt"]})
 
+    async def profile(self, body: bytes) -> bytes:
+        if self._traces is None:
+            raise BadRequest("vLLM's profiler is off: start the service with pools.<pool>.engine.profiler: true")
+        layer, asked = self.layer, float(orjson.loads(body)["seconds"])
+        async with self._profiling:
+            for old in self._traces.iterdir():
+                old.unlink()
+            steps = self._books.steps
+            await layer.profile(asked)
+            steps = min(self._books.steps - steps, launch.PROFILED_STEPS)
+            written = sorted(self._traces.glob("*rank*0*.json*"), key=lambda f: f.stat().st_size)
+            if not steps or not written:
+                raise BadRequest("nothing was decoded in that time: send load, and ask again")
+            causes = await asyncio.to_thread(read_trace, written[-1])
+        return orjson.dumps({"causes_s": causes, "steps": steps})
+
     def stats(self) -> EngineStats:
         now, books = time.monotonic(), self._books
         return EngineStats(
@@ -219,6 +239,8 @@ class VllmEngine:
         layer, self._layer = self._layer, None
         if layer is not None:
             await asyncio.to_thread(layer.close)
+        if self._traces is not None:
+            shutil.rmtree(self._traces, ignore_errors=True)
 
 
 async def _on_cpu() -> bool:

@@ -22,8 +22,15 @@ class Model:
     slots: int
 
 
-def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, progress: Path) -> list[str]:
-    """Arguments for vLLM's own parser. `progress`: file in which the loading process reports."""
+PROFILED_STEPS = 64
+"""A trace holds thousands of events a step and is written while requests wait."""
+
+
+def arguments(
+    model: Model, options: VllmOptions, *, on_cpu: bool, progress: Path, traces: Path | None = None
+) -> list[str]:
+    """Arguments for vLLM's own parser. `progress`: file in which the loading process reports. `traces`: folder for the
+    profiler's, where it is on."""
     args = [
         f"--model={model.path}",
         f"--served-model-name={model.served_name}",
@@ -61,6 +68,10 @@ def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, progress: Pat
         args.append(f"--reasoning-parser={reasoning}")
     if tools:
         args += [f"--tool-call-parser={tools}", "--enable-auto-tool-choice"]
+    if traces is not None:
+        window = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
+        window |= {"torch_profiler_dump_cuda_time_total": False, "ignore_frontend": True}
+        args.append(f"--profiler-config={json.dumps(window | {'max_iterations': PROFILED_STEPS})}")
     return [*args, *options.extra_args]
 
 

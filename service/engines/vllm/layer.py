@@ -135,6 +135,14 @@ class Layer:
             found = result
         return found
 
+    async def profile(self, seconds: float) -> None:
+        """Have the workers write a trace of the steps of the next `seconds` (launch.PROFILED_STEPS at most)."""
+        await self._engine.start_profile()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.shield(self._engine.stop_profile())
+
     async def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 

@@ -32,8 +32,8 @@ class VllmOptions(BaseModel):
         (), description="Draft length by batch size: [first, last, tokens] each, first range from 1. Empty: mtp_tokens."
     )
     kernels: Literal["plugin", "packed"] = Field(
-        "plugin",
-        description="Kernels for quantised weights on GPUs: vllm-gguf-plugin's, or ours on weights packed at load.",
+        "packed",
+        description="Kernels for quantised weights on GPUs: ours on weights packed at load, or vllm-gguf-plugin's.",
     )
     bf16_copies: Literal["none", "lm_head", "all"] = Field(
         "none",
@@ -67,6 +67,9 @@ class VllmOptions(BaseModel):
     )
     allow_other_versions: bool = Field(
         False, description="Start with other versions than those the cures are made for."
+    )
+    profiler: bool = Field(
+        False, description="Let `glm5 explain --profile` look into decode steps (torch profiler, rank 0, on request)."
     )
     cache_dir: str = Field("~/.cache/glm5-serve", description="Where config and tokenizer made from headers are kept.")
     load_timeout_s: float = Field(3600.0, gt=0, le=86_400, description="Longest that loading may take, seconds.")

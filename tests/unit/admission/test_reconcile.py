@@ -65,3 +65,13 @@ def test_a_move_to_another_replica_is_followed() -> None:
     assert watch.lost({"p": Word(9, frozenset()), "q": Word(81, frozenset("r"))}) == []
     assert watch.lost({"q": Word(82, frozenset())}) == []
     assert watch.lost({"q": Word(83, frozenset())}) == ["r"]
+
+
+def test_who_ended_a_request_and_lives_may_still_be_heard() -> None:
+    watch = Watch()
+    watch.begin("r")
+    watch.lost(says(1, "r"))
+    assert watch.lost(says(3)) == ["r"]
+    assert watch.keeper_lives("r", says(3))
+    assert not watch.keeper_lives("r", {})
+    assert not watch.keeper_lives("unknown", says(3))

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from service.errors import ContextOverflow, EngineFailed, Overloaded, Unauthorized
+from service.errors import BadRequest, ContextOverflow, EngineFailed, Overloaded, Unauthorized
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
-from service.types import Chunk, EngineRequest, ModelCard
+from service.types import Chunk, EngineRequest, ModelCard, PoolName
 
 CARD = ModelCard("echo", "echo", "none", context_tokens=64, vocab_size=1000, bytes=1, parameters=1, quantisation="F32")
 
@@ -75,6 +75,11 @@ class EchoBackend:
 
     async def detokenize(self, body: bytes) -> bytes:
         return orjson.dumps({"prompt": "".join(map(chr, orjson.loads(body)["tokens"]))})
+
+    async def profile(self, pool: PoolName | None, body: bytes) -> bytes:
+        if pool not in (None, "shared"):
+            raise BadRequest(f"pool: there is no pool {pool}", param="pool")
+        return orjson.dumps({"causes_s": {"gemm": orjson.loads(body)["seconds"]}, "steps": 3})
 
     def models(self) -> list[ModelCard]:
         return [CARD]

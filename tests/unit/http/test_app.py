@@ -67,6 +67,13 @@ async def test_ready_says_what_it_waits_for() -> None:
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_profile(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/profile", json={"seconds": 0.5})
+    assert answer.json() == {"causes_s": {"gemm": 0.5}, "steps": 3}
+    for wrong, where in (({"seconds": 1000.0}, "seconds"), ({"pool": "latency"}, "pool"), ({"pool": "all"}, "pool")):
+        problem(await client.post("/profile", json=wrong), 400, "invalid_request", where)
+
+
 async def test_tokenize_and_back(client: httpx.AsyncClient) -> None:
     tokens = (await client.post("/tokenize", json={"prompt": "abc"})).json()
     assert tokens == {"tokens": [97, 98, 99], "count": 3, "max_model_len": 64}

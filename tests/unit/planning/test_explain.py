@@ -132,6 +132,20 @@ def test_a_profile_is_split_by_hand():
     assert sum(split.values()) == pytest.approx(215e-6)
 
 
+def test_a_profile_without_gpu_kernels_counts_the_computing_threads_operators():
+    def op(name: str, ts: float, dur: float, thread: int = 1) -> dict[str, Any]:
+        return {"cat": "cpu_op", "name": name, "ts": ts, "dur": dur, "pid": 7, "tid": thread}
+
+    events = [
+        op("aten::linear", 0, 60),
+        op("aten::addmm", 10, 40),  # within the one before: counted once
+        op("vllm::unified_attention_with_output", 70, 20),
+        op("aten::mm", 0, 50, thread=2),  # another thread, less busy
+    ]
+    split = {k: round(v * 1e6, 6) for k, v in split_events(events).items() if v}
+    assert split == {"gemm": 60.0, "idle": 10.0, "attention": 20.0}
+
+
 def test_a_profile_file(tmp_path: Path):
     path = tmp_path / "rank0.pt.trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": EVENTS}).encode()))
