@@ -17,7 +17,8 @@ PYTEST = run() { $(BIN)/python -m pytest "$$@" $(ARGS) || $(BIN)/python -m pytes
 
 ## Everything that CI runs, once set up.
 test: $(VENV)/.test
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit --ignore=tests/unit/loadtest -n 2
+	$(PYTEST) tests/unit/loadtest
 	$(PYTEST) tests/e2e --timeout=600
 	$(PYTEST) tests/chaos --timeout=600
 	$(PYTEST) tests/vllm --timeout=900

@@ -7,6 +7,7 @@ So this module alone sets it, before the first `import ray`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +85,8 @@ def cluster(config: Config) -> Iterator[None]:
     import ray
 
     keep_node_address()
+    # Ray's own processes take seconds to come up; Serve and our application are read meanwhile.
+    threading.Thread(target=importlib.import_module, args=("deployments.app",), daemon=True).start()
     cpus = config.ray.num_cpus or max(4, os.cpu_count() or 1)
     try:
         ray.init(

@@ -65,6 +65,14 @@ class Service:
                 time.sleep(0.2)
         raise AssertionError(f"not ready within {within_s} s:\n{self.log.read_text()[-3000:]}")
 
+    def wait_said(self, words: str, within_s: float) -> None:
+        """Until it has printed this. /ready may say yes while the second ingress is still coming up."""
+        began = time.monotonic()
+        while words not in self.log.read_text(errors="replace"):
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() - began < within_s, f"never said {words!r}:\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -91,6 +99,7 @@ def running(*arguments: str, within_s: float = START_S) -> Iterator[Service]:
         children: list[psutil.Process] = []
         try:
             service.wait_ready(within_s)
+            service.wait_said("ready in ", within_s)
             yield service
             children = psutil.Process(process.pid).children(recursive=True)
         finally:

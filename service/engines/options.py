@@ -40,4 +40,7 @@ class SimulatedOptions(BaseModel):
     )
     prefill_tokens_per_s: float = Field(20000.0, gt=0, description="Prompt tokens a second.")
     load_s: float = Field(0.0, ge=0, description="Seconds that loading takes.")
+    breaks_after: int = Field(
+        0, ge=0, description="Requests after which this engine fails every further one, to rehearse that. 0: never."
+    )
     vocab_size: int = Field(154880, ge=256, description="Vocabulary size that is reported.")

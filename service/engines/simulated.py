@@ -151,6 +151,8 @@ class SimulatedEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         if not self._loaded:
             raise EngineFailed("the simulated engine is not loaded")
+        if 0 < self._options.breaks_after <= self._requests:
+            raise EngineFailed("the simulated engine broke, as its settings ask")
         body = orjson.loads(request.body)
         chat = request.endpoint == "chat"
         prompt_tokens = count_tokens(body["messages"] if chat else body["prompt"])

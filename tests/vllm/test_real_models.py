@@ -56,7 +56,7 @@ def same_up_to_ties(engines: Engines, engine: Any, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def engine(engines: Engines) -> Iterator[Any]:
-    made = engines.start(demo())
+    made = engines.start(demo(), profiler=True)
     yield made
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     assert before
@@ -145,6 +145,31 @@ def test_cancel_frees_the_slot_in_a_second(engines: Engines, engine: Any, stream
 
     assert engines.run(work()) < 1.0
     assert engine.stats().running == 0
+
+
+def test_a_profile_of_its_steps(engines: Engines, engine: Any) -> None:
+    """A real torch profiler in the worker, while it decodes."""
+
+    async def work() -> dict[str, Any]:
+        body = orjson.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True})
+
+        async def drain() -> None:
+            async for _ in engine.generate(EngineRequest("profiled", "completions", body, True)):
+                pass
+
+        task = asyncio.create_task(drain())
+        found: dict[str, Any] = orjson.loads(await engine.profile(b'{"seconds": 0.5}'))
+        await task
+        return found
+
+    found = engines.run(work())
+    causes = found["causes_s"]
+    assert found["steps"] > 3
+    assert 0.05 < sum(causes.values()) < 5
+    assert causes["gemm"] > causes["attention"] > 0, causes
+    assert causes["allreduce"] == 0
+    with pytest.raises(BadRequest, match="nothing was decoded"):
+        engines.run(engine.profile(b'{"seconds": 0.2}'))
 
 
 def test_books(engine: Any) -> None:

@@ -36,12 +36,14 @@ class MoeTile:
     """How the two expert products run. `grouped`: tokens are sorted by expert first; else a program a (token, expert).
 
     `w13`, `w2` as LinearTile; in grouped mode both have one `bm` and no split. `loop`: n blocks a w2 program does.
+    `early`: not grouped, on sm_90 or later: w2 is launched while w13 runs, and fetches its weights meanwhile.
     """
 
     grouped: bool
     w13: LinearTile
     w2: LinearTile
     loop: int = 1
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def dump(table: Table, versions: dict[str, str]) -> str:
     moe = {
         k: {
             str(m): {"grouped": t.grouped, "w13": tile(t.w13), "w2": tile(t.w2), "loop": t.loop}
+            | ({"early": True} if t.early else {})
             for m, t in sorted(v.items())
         }
         for k, v in sorted(table.moe.items())
@@ -144,7 +147,10 @@ def parse(text: str) -> Table:
         k: {int(m): None if t is None else LinearTile(*t) for m, t in v.items()} for k, v in data["linear"].items()
     }
     moe = {
-        k: {int(m): MoeTile(t["grouped"], LinearTile(*t["w13"]), LinearTile(*t["w2"]), t["loop"]) for m, t in v.items()}
+        k: {
+            int(m): MoeTile(t["grouped"], LinearTile(*t["w13"]), LinearTile(*t["w2"]), t["loop"], t.get("early", False))
+            for m, t in v.items()
+        }
         for k, v in data["moe"].items()
     }
     return Table(data["device"], data["processors"], linear, moe)

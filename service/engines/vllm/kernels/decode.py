@@ -211,6 +211,32 @@ def unit_dot(
 
 
 @triton.jit
+def _prefetch(p):
+    """The cache line at each pointer into L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [p.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_unit(low, high, scales, N, r0, unit, FORM: tl.constexpr, UNIT: tl.constexpr, BN: tl.constexpr):
+    """What `unit_dot` will read of the rows r0 .. r0 + BN, into L2."""
+    line = tl.arange(0, BN // 4) * 128
+    if FORM == 5:
+        _prefetch(high + (unit * N + r0) * 32 + line)
+    for J in tl.static_range(UNIT):
+        kb = unit * UNIT + J
+        if FORM == 6 and J % 2 == 0:
+            _prefetch(high + ((unit * (UNIT // 2) + J // 2) * N + r0) * 32 + line)
+        if FORM == 8:
+            _prefetch(low + (2 * kb * N + r0) * 32 + line)
+            _prefetch(low + ((2 * kb + 1) * N + r0) * 32 + line)
+        else:
+            _prefetch(low + (kb * N + r0) * 32 + line)
+        _prefetch(scales + kb * N + r0 + tl.arange(0, BN // 16) * 16)
+
+
+@triton.jit
 def product(
     low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
     ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,

@@ -94,17 +94,18 @@ def launch(
     }  # fmt: skip
     if not tile.grouped:
         split = tile.w13.split
+        pdl: dict[str, Any] = {"launch_pdl": True} if tile.early else {}
         assert n13 * m * top_k <= COUNTERS - 4 or split == 1, tile
         partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
         k.w13_pair[(n13, m * top_k, split)](
             x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
             w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1,
-            HAS_MAP=has_map, **common13,
+            HAS_MAP=has_map, EARLY=tile.early, **common13,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
             inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
             w2.rows, w2.pieces, TOPK=top_k,
-            HAS_MAP=has_map, **common2,
+            HAS_MAP=has_map, EARLY=tile.early, **common2, **pdl,
         )  # fmt: skip
         return
     assert tile.w13.bm == tile.w2.bm and tile.w13.split == tile.w2.split == 1, tile

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from service.engines.vllm.kernels.decode import largest, powers, product, suspicious, unit_dot
+from service.engines.vllm.kernels.decode import largest, powers, prefetch_unit, product, suspicious, unit_dot
 
 
 @triton.jit
@@ -88,9 +89,12 @@ def w13_pair_kernel(
     x, low, high, scales, alpha, ids, expert_map, weights, inner, partial, counters, K, INNER, TOPK,
     COUNT, SPLIT, ROWS, PIECES, JOIN: tl.constexpr, FORM: tl.constexpr,
     UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, HAS_MAP: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr, STAGES: tl.constexpr,
+    BM: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Few tokens. Program (n block, pair, k split): inner[pair, :] = weight * silu(gate) * up, last split adds up."""
+    """Few tokens. Program (n block, pair, k split): inner[pair, :] = weight * silu(gate) * up, last split adds up.
+    EARLY lets w2_pair_kernel start as soon as there is room."""
+    if EARLY:
+        gdc_launch_dependents()
     pn, pair, pk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.arange(0, BM)
     rn = pn * BN + tl.arange(0, BN)
@@ -146,10 +150,18 @@ def w13_group_kernel(
 def w2_pair_kernel(
     inner, low, high, scales, alpha, ids, expert_map, out, INNER, N, ROWS, PIECES, TOPK: tl.constexpr,
     UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr,
-    HAS_MAP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+    HAS_MAP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Few tokens. Program (n block, token): out[token, :] = sum over its experts of W2[e] . inner[pair]."""
+    """Few tokens. Program (n block, token): out[token, :] = sum over its experts of W2[e] . inner[pair].
+    EARLY: launched while w13_pair_kernel runs; weights are brought to L2 until that has ended."""
     pn, token = tl.program_id(0), tl.program_id(1)
+    if EARLY:
+        for s in tl.range(0, TOPK, num_stages=1):
+            e = local_expert(ids, expert_map, token * TOPK + s, True, HAS_MAP)
+            el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
+            for u in tl.static_range(UNITS):
+                prefetch_unit(el, eh, es, ROWS, pn * BN, u, FORM, UNIT, BN)
+        gdc_wait()
     slot = tl.arange(0, BM)
     rn = pn * BN + tl.arange(0, BN)
     hp = inner + (token * TOPK + (slot * 0)[None, :]).to(tl.int64) * INNER

@@ -204,6 +204,9 @@ def _best_moe(bench: Bench, shape: MoeShape, m: int, tiles: list[MoeTile]) -> Re
         w2 = min((t for t in alike if t.w13 == base.w13), key=lambda t: timed[t])
         both = replace(base, w13=w13.w13, w2=w2.w2, loop=w2.loop)
         joined += [(timed[w13], w13), (timed[w2], w2), (_or_never(lambda b=both: bench.moe_us(m, b, sets)), both)]  # type: ignore[misc]
+    if torch.cuda.get_device_capability() >= (9, 0):
+        early = [replace(tile, early=True) for _, tile in joined if not tile.grouped]
+        joined += [(_or_never(lambda e=e: bench.moe_us(m, e, sets)), e) for e in early]  # type: ignore[misc]
     us, tile = min(joined, key=lambda p: p[0])
     return Result(shape, m, tile, us, len(tiles) + 1, bench.moe_error(m, tile))
 
@@ -214,7 +217,8 @@ def brief(tile: LinearTile | MoeTile | None) -> str:
         return "decode + cuBLAS"
     if isinstance(tile, LinearTile):
         return ",".join(map(str, (tile.bn, tile.bm, tile.split, tile.warps, tile.stages)))
-    return f"{'grouped' if tile.grouped else 'pairs'} w13 {brief(tile.w13)} w2 {brief(tile.w2)} loop {tile.loop}"
+    kind = "grouped" if tile.grouped else "pairs, early" if tile.early else "pairs"
+    return f"{kind} w13 {brief(tile.w13)} w2 {brief(tile.w2)} loop {tile.loop}"
 
 
 def _or_never(time_us: Callable[[], float]) -> float:
