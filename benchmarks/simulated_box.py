@@ -27,7 +27,7 @@ from service.engines.options import SimulatedOptions  # noqa: E402
 from service.engines.simulated import StepClock, make_clock  # noqa: E402
 from tests.service import GLM5, running  # noqa: E402
 
-PROMPT, OUTPUT = 128, 64
+PROMPT, OUTPUT = 128, 256
 
 
 def expected(clock: StepClock, users: int, prompt: float, output: int) -> float:

@@ -44,7 +44,7 @@ def build(profile: Config | dict[str, Any]) -> Application:
             name=name,
             ray_actor_options=options,
             # Beyond its slots a replica holds the few that two ingresses admitted in the same instant; and /tokenize.
-            max_ongoing_requests=pool.slots + 64,
+            max_ongoing_requests=pool.most_slots + 64,
             max_queued_requests=-1,
             graceful_shutdown_timeout_s=pool.drain_s,
             graceful_shutdown_wait_loop_s=0.5,

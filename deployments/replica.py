@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -14,17 +15,19 @@ from ray import serve
 
 from deployments import frames
 from deployments.board import INTERVAL_S, Board, Post, here
+from deployments.conversion import Conversion, wanted
 from deployments.loopback import bind_replica
 from deployments.prediction import Prediction
 from deployments.ray_metrics import RaySink
 from service.admission.reconcile import Watch, words
 from service.config import Config, PoolConfig, parse
 from service.engines import registry
-from service.errors import EngineFailed, ServiceError, UserError
+from service.errors import DeadlineExceeded, EngineFailed, ServiceError, UserError
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import ReplicaRecorder
-from service.types import Chunk, EngineRequest, LoadProgress, PoolName
+from service.scaling.conversion import Verdict
+from service.types import Chunk, EngineRequest, LoadProgress, PoolName, Tier
 
 SPACING_S = 0.1
 """Shortest time between two words to the board. A request that ends is told at once, otherwise `INTERVAL_S` is enough:
@@ -39,6 +42,7 @@ FAILURES = 5
 class _Work:
     """One request inside. `wake`: there is something to send, or to notice."""
 
+    tier: Tier
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     orphaned: bool = False
 
@@ -59,9 +63,14 @@ class Replica:
         self._phase_began = began = time.monotonic()
         self._work: dict[str, _Work] = {}
         self._ended = asyncio.Event()
+        """Something ended (a request, a load) that the board should hear of at once."""
         self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
-        self._dry_run: Any = None
+        self._config = config
+        self._conversion: Conversion | None = None
+        self._converting: asyncio.Task[None] | None = None
+        self._open = asyncio.Event()
+        """Requests may enter the engine; those that come while it is reloaded wait for this."""
         self._prediction: Prediction | None = None
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
@@ -78,12 +87,12 @@ class Replica:
             raise
         self._progress(LoadProgress("ready"))
         self._say(ready=True, card=card, start_s=time.monotonic() - began)
+        self._open.set()
+        self._ended.set()
         self._pin()
         self._tasks.append(asyncio.create_task(self._reconcile()))
-        if pool == "shared" and config.scaling.convert == "dry_run":
-            from deployments.conversion import DryRun
-
-            self._dry_run = DryRun(config, self._metrics, time.monotonic() - began)
+        if pool == "shared" and config.scaling.convert != "off":
+            self._conversion = Conversion(config, self._metrics, time.monotonic() - began)
 
     def _progress(self, progress: LoadProgress) -> None:
         now = time.monotonic()
@@ -128,8 +137,6 @@ class Replica:
             self._sink.offer(metrics)
             self._pin(metrics if metrics != last else None, native)
             last = metrics
-            if self._dry_run is not None:
-                self._dry_run.observe(self._engine.stats())
             await asyncio.sleep(SPACING_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), INTERVAL_S - SPACING_S)
@@ -151,18 +158,63 @@ class Replica:
                 continue
             ingresses = words((post.id, post.beat, post.ids) for post in posts if post.role == "ingress")
             self._ingresses = frozenset(ingresses)
+            self._consider(posts)
             for id in self._watch.lost(ingresses):
                 if (work := self._work.get(id)) is not None:
                     work.orphaned = True
                     work.wake.set()
 
+    def _consider(self, posts: list[Post]) -> None:
+        """Whether to reload in the other mode; one reload at a time."""
+        if self._conversion is None or not self._post.ready:
+            return
+        replicas = sum(1 for post in posts if post.role == "replica" and post.pool == self._pool and post.ready)
+        urgent = sum(1 for work in self._work.values() if work.tier == "priority")
+        verdict = self._conversion.observe(wanted(posts, replicas), urgent)
+        if verdict is not None:
+            self._converting = asyncio.create_task(self._convert(verdict))
+
+    async def _convert(self, verdict: Verdict) -> None:
+        """Reload in the other mode. Ingresses see that this replica is not ready and let requests wait; what runs may
+        end, up to `drain_s`; what is on its way waits here. A mode that does not load is given up for the old one; if
+        that fails too the engine counts as dead, and Serve replaces the replica."""
+        assert self._conversion is not None
+        began, before = time.monotonic(), self._settings
+        self._open.clear()
+        self._say(ready=False, phase=f"reloading for {verdict.mode}", detail=verdict.why, eta_s=self._post.start_s)
+        self._pin()
+        while self._engine.stats().running and time.monotonic() - began < before.drain_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), SPACING_S)
+        for settings in (before.converted(), before):
+            await self._engine.close()
+            self._engine = _make_engine(self._config, settings)
+            try:
+                card = await self._engine.load(self._progress)
+                await self._warm()
+            except (UserError, ServiceError) as fault:
+                logging.getLogger("ray.serve").error("conversion: %d slots cannot load: %s", settings.slots, fault)
+                self._say(failure=str(fault))
+                continue
+            self._settings = settings
+            self._prediction = Prediction.of(self._config, settings)
+            self._progress(LoadProgress("ready"))
+            self._say(ready=True, card=card, failure="")
+            self._pin()
+            self._open.set()
+            self._ended.set()
+            if settings is not before:
+                self._conversion.done(settings, verdict, time.monotonic() - began)
+            return
+
     async def generate(self, message: bytes, ingress: str = "") -> AsyncIterator[bytes]:
         """Frames of one answer; an error is a frame too, so that its facts survive the journey. `ingress` asks."""
         request = frames.unpack_request(message)
-        work = self._work[request.id] = _Work()
+        work = self._work[request.id] = _Work(tier=request.tier)
         if ingress:
             self._watch.begin(request.id, ingress, known=ingress in self._ingresses)
         try:
+            await self._entered(request)
             with self._recorder.request(request.tier, request.stream) as meter:
                 source = self._engine.generate(request)
                 async with contextlib.aclosing(source):  # type: ignore[type-var]
@@ -178,6 +230,14 @@ class Replica:
             self._ended.set()
             if self._work.get(request.id) is work:
                 del self._work[request.id]
+
+    async def _entered(self, request: EngineRequest) -> None:
+        """Until the engine takes requests. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                await self._open.wait()
+        except TimeoutError:
+            raise DeadlineExceeded("the request's time limit ran out while the model was reloaded") from None
 
     async def _joined(self, source: AsyncIterator[Chunk], meter: Any, work: _Work) -> AsyncIterator[bytes]:
         """Chunks as messages: one by one while this process keeps up, joined when it falls behind.
@@ -228,6 +288,8 @@ class Replica:
     async def check_health(self) -> None:
         """Raises when the engine is dead, stands still with work in hand or only fails; busy or loading is healthy."""
         if not self._post.ready:
+            if self._converting is not None and self._converting.done():
+                raise RuntimeError(f"the engine could not be reloaded: {self._post.failure}")
             return
         stats = self._engine.stats()
         if not stats.alive:
@@ -239,8 +301,9 @@ class Replica:
 
     async def __del__(self) -> None:
         """Serve calls this after the drain. Best effort by nature: a killed process never gets here."""
-        for task in getattr(self, "_tasks", ()):
-            task.cancel()
+        for task in (*getattr(self, "_tasks", ()), getattr(self, "_converting", None)):
+            if task is not None:
+                task.cancel()
         if hasattr(self, "_engine"):
             self._board.pin(self._id, None, snapshot(self._metrics))
             self._board.unpin(self._id)

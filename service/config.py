@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from service.engines.options import LlamaCppOptions, SimulatedOptions
 from service.engines.vllm.options import VllmOptions
@@ -60,6 +60,15 @@ class ModelConfig(_Part):
         return Path(spec.submodule_search_locations[0]) / name
 
 
+class OtherMode(_Part):
+    """What a `shared` replica becomes when it is reloaded in its other mode; what is left out stays as it is."""
+
+    slots: int = Field(..., ge=1, le=4096, description="Requests that it decodes at once then.")
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="Engine settings that differ then, such as `{mode: throughput}`."
+    )
+
+
 class PoolConfig(_Part):
     """One pool: replicas of one engine with one set of settings."""
 
@@ -89,6 +98,24 @@ class PoolConfig(_Part):
         description="A replica that has work and decodes nothing for this long is unhealthy, seconds.",
     )
 
+    other_mode: OtherMode | None = Field(
+        None, description="`shared` only: what `scaling.convert: on` reloads a replica as, and back."
+    )
+
+    @property
+    def most_slots(self) -> int:
+        """Slots in the mode that has more of them."""
+        return max(self.slots, self.other_mode.slots if self.other_mode else 0)
+
+    def converted(self) -> PoolConfig:
+        """The pool in its other mode, whose other mode is this one. Raises ValueError for engine settings that are not
+        the engine's."""
+        assert self.other_mode is not None, "the profile was checked"
+        engine = self.engine.model_dump()
+        back = OtherMode(slots=self.slots, engine={key: engine[key] for key in self.other_mode.engine if key in engine})
+        changed = type(self.engine).model_validate(engine | self.other_mode.engine)
+        return self.model_copy(update={"engine": changed, "slots": self.other_mode.slots, "other_mode": back})
+
     @property
     def boxes(self) -> float:
         """What a replica takes of `scaling.budget`."""
@@ -102,6 +129,8 @@ class PoolConfig(_Part):
             raise ValueError(
                 f"reserved_slots ({self.reserved_slots}) must leave at least one of {self.slots} slots to others"
             )
+        if self.other_mode is not None:
+            self.converted()
         return self
 
 
@@ -139,6 +168,11 @@ class RoutingConfig(_Part):
     )
 
 
+def _switch(value: object) -> object:
+    """YAML reads `on` and `off` as true and false."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
 class ScalingConfig(_Part):
     """How many replicas each pool has, where max_replicas leaves a choice (docs/modes.md)."""
 
@@ -168,11 +202,11 @@ class ScalingConfig(_Part):
     start_s: float = Field(
         120.0, gt=0, le=86_400, description="Time that a replica takes to start, seconds, until one was measured."
     )
-    convert: Literal["off", "dry_run"] = Field(
+    convert: Annotated[Literal["off", "dry_run", "on"], BeforeValidator(_switch)] = Field(
         "off",
-        description="A `shared` replica in the other mode: `dry_run` logs when and why a reload would pay, and reloads "
-        "nothing.",
+        description="A `shared` replica in its other mode: `dry_run` logs when and why that would pay, `on` does it.",
     )
+    judge_s: float = Field(60.0, gt=0, le=86_400, description="Time between two decisions of `convert`, seconds.")
     hardware: str | None = Field(
         None, description="Box for the step-time model that `convert` asks: a catalogue name, or a preflight JSON."
     )
@@ -224,6 +258,8 @@ class Config(_Part):
             raise ValueError("pools must be either `shared` alone or `latency` and `throughput` together")
         if self.scaling.convert != "off" and (self.scaling.hardware is None or "shared" not in self.pools):
             raise ValueError("scaling.convert needs scaling.hardware, and a `shared` pool")
+        if self.scaling.convert == "on" and self.pools["shared"].other_mode is None:
+            raise ValueError("scaling.convert: on needs pools.shared.other_mode")
         floors = sum(pool.min_replicas * pool.boxes for pool in self.pools.values())
         if self.scaling.budget is not None and floors > self.scaling.budget:
             raise ValueError(f"scaling.budget ({self.scaling.budget:g}) is below what min_replicas hold ({floors:g})")

@@ -199,7 +199,7 @@ def _reducer(name: str, rank: int) -> tuple[Callable[[Any], Any] | None, str]:
         try:
             from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
         except ImportError as error:
-            return None, f"vLLM is not installed here ({error.name or error})"
+            return None, f"vLLM cannot be imported here: {error}"[:200]
         communicator = CustomAllreduce(dist.new_group(backend="gloo"), device=rank)
         if communicator.disabled:
             return None, "vLLM turns it off on this box (more than two GPUs without NVLink, or no peer access)"

@@ -22,6 +22,7 @@ def pids(service: Service) -> set[int]:
 
 async def test_a_failing_engine_is_passed_over_and_replaced() -> None:
     settings = [
+        "model.name=simulated",
         f"pools.shared.engine={{name: simulated, step_ms: 5, breaks_after: {GOOD}}}",
         "pools.shared.min_replicas=2",
         "pools.shared.max_replicas=2",

@@ -86,3 +86,22 @@ def test_the_readme_has_the_table_of_keys() -> None:
 def test_defaults_are_what_an_empty_profile_gives() -> None:
     assert parse({}) == Config()
     assert yaml.safe_load(DEFAULT_PROFILE.read_text())["model"]["path"] == "demo"
+
+
+def test_the_other_mode_is_this_one_changed_and_leads_back() -> None:
+    engine = {"name": "vllm", "mode": "interactivity", "mtp_tokens": 3}
+    other = {"slots": 256, "engine": {"mode": "throughput", "mtp_tokens": 0}}
+    tree = {"pools": {"shared": {"engine": engine, "slots": 4, "other_mode": other}}}
+    pool = parse(tree).pools["shared"]
+    changed = pool.converted()
+    assert (changed.slots, changed.engine.mode, changed.engine.mtp_tokens) == (256, "throughput", 0)
+    assert changed.converted() == pool
+    assert pool.most_slots == changed.most_slots == 256
+
+
+def test_an_other_mode_that_the_engine_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match="threds"):
+        parse({"pools": {"shared": {"other_mode": {"slots": 4, "engine": {"threds": 1}}}}})
+    with pytest.raises(UserError, match="other_mode"):
+        parse({"scaling": {"convert": "on", "hardware": "8x-h200"}})
+    assert parse(yaml.safe_load("scaling: {convert: off}")).scaling.convert == "off"

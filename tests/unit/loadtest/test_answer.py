@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from loadtest.answer import Answer, spread
+from loadtest.probe import _require
 from loadtest.records import Record
+from loadtest.wire import Target
+from service.errors import UserError
 
 
 def answer(*events: Any, end: float = 9.0) -> Record:
@@ -87,3 +90,14 @@ def test_tokens_are_laid_on_chunks() -> None:
     assert list(spread(5, [], [])) == []
     for total, sizes in ((7, [3, 4]), (100, [1] * 30), (31, [5] * 11)):
         assert sum(spread(total, sizes, [])) == pytest.approx(total)
+
+
+def test_a_probe_of_one_token_may_be_no_text() -> None:
+    target = Target.parse("http://127.0.0.1:1")
+    silent = Record(0, 0, True, 0.0, 0.0, error="empty", prompt_tokens=12, asked_tokens=1)
+    _require(target, silent)
+    silent.asked_tokens = 32
+    with pytest.raises(UserError, match="does not answer the first request: empty"):
+        _require(target, silent)
+    with pytest.raises(UserError, match="no usage"):
+        _require(target, Record(0, 0, True, 0.0, 0.0, error="empty", asked_tokens=1))
