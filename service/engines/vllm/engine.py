@@ -203,6 +203,8 @@ class VllmEngine:
     async def profile(self, body: bytes) -> bytes:
         if self._traces is None:
             raise BadRequest("vLLM's profiler is off: start the service with pools.<pool>.engine.profiler: true")
+        if self._profiling.locked():
+            raise BadRequest("another profile is being made; ask again when it is done")
         layer, asked = self.layer, float(orjson.loads(body)["seconds"])
         async with self._profiling:
             for old in self._traces.iterdir():
