@@ -18,7 +18,7 @@ def middlewares() -> list[Middleware]:
 
 
 class Envelope:
-    """Replaces error responses that are not JSON; everything else passes through untouched, chunk by chunk."""
+    """Replaces error responses that are not JSON or have no body; all else passes untouched, chunk by chunk."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -28,21 +28,36 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         replacing = False
+        held: Any = None
+        """The head of an error in JSON: an ingress that dies now would leave it without a body."""
 
         async def watch(message: Any) -> None:
-            nonlocal replacing
+            nonlocal replacing, held
             if message["type"] == "http.response.start":
                 kind = dict(message["headers"]).get(b"content-type", b"")
-                replacing = message["status"] >= 400 and b"json" not in kind and b"event-stream" not in kind
+                wrong = message["status"] >= 400 and b"event-stream" not in kind
+                replacing = wrong and b"json" not in kind
                 if replacing:
                     await _send_envelope(send, message["status"])
                     return
                 # The proxy puts the same id on by itself.
                 message["headers"] = [h for h in message["headers"] if h[0] != b"x-request-id"]
+                if wrong:
+                    held = message
+                    return
+            elif held is not None:
+                if not message.get("body"):
+                    return
+                head, held = held, None
+                await send(head)
             if not replacing:
                 await send(message)
 
-        await self._app(scope, receive, watch)
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if held is not None:
+                await _send_envelope(send, held["status"])
 
 
 async def _send_envelope(send: Any, status: int) -> None:
