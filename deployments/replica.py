@@ -124,19 +124,23 @@ class Replica:
         """Tell the board where we are, and what was counted: every `INTERVAL_S`, and soon after a request ended."""
         last, fetched = b"", 0.0
         while True:
-            native, now = None, time.monotonic()
-            if self._post.ready:
-                stats = self._engine.stats()
-                self._recorder.engine(stats)
-                predicted = self._prediction.step_s(stats) if self._prediction else None
-                if predicted is not None:
-                    self._recorder.predicted_step(predicted)
-                if now - fetched >= NATIVE_S:
-                    native, fetched = await self._engine.native_metrics(), now
-            metrics = snapshot(self._metrics)
-            self._sink.offer(metrics)
-            self._pin(metrics if metrics != last else None, native)
-            last = metrics
+            try:
+                native, now = None, time.monotonic()
+                if self._post.ready:
+                    stats = self._engine.stats()
+                    self._recorder.engine(stats)
+                    predicted = self._prediction.step_s(stats) if self._prediction else None
+                    if predicted is not None:
+                        self._recorder.predicted_step(predicted)
+                    if now - fetched >= NATIVE_S:
+                        native, fetched = await self._engine.native_metrics(), now
+                metrics = snapshot(self._metrics)
+                self._sink.offer(metrics)
+                self._pin(metrics if metrics != last else None, native)
+                last = metrics
+            except Exception:
+                # A replica that says nothing more is taken for dead though it serves: say so, and go on.
+                logging.getLogger("ray.serve").exception("the replica could not tell the board of itself")
             await asyncio.sleep(SPACING_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), INTERVAL_S - SPACING_S)

@@ -35,6 +35,7 @@ def test_whole_service_gives_llamacpps_text(model: object, workplace: Path, plug
     path: Path = model()  # type: ignore[operator]
     theirs = llamacpp(path, PROMPT)
     with running(*serve(path, workplace), within_s=START_S) as service, service.client as client:
+        native_metrics_arrive(client)
         body = {"model": service.model, "prompt": PROMPT, "max_tokens": STEPS, "temperature": 0}
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -56,6 +57,14 @@ def test_whole_service_gives_llamacpps_text(model: object, workplace: Path, plug
         while service.metric("glm_requests_running") > 0:
             assert time.monotonic() < deadline
             time.sleep(0.2)
+
+
+def native_metrics_arrive(client: httpx.Client) -> None:
+    """The replica speaks of itself and of vLLM as long as it lives: one that falls silent is taken for gone."""
+    deadline = time.monotonic() + 15
+    while "\nvllm:" not in client.get("/metrics").text:
+        assert time.monotonic() < deadline, "the replica fell silent"
+        time.sleep(0.5)
 
 
 def stream(client: httpx.Client, body: dict[str, object]) -> tuple[str, int]:

@@ -9,10 +9,13 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from service.engines.fields import HONOURED
 from service.engines.protocol import Report
@@ -218,6 +221,11 @@ class VllmEngine:
             causes = await asyncio.to_thread(read_trace, written[-1])
         return orjson.dumps({"causes_s": causes, "steps": steps})
 
+    async def native_metrics(self) -> str:
+        """vLLM's own Prometheus text (`vllm:*`): it registers its metrics in this process."""
+        families = [family for family in REGISTRY.collect() if family.name.startswith("vllm:")]
+        return generate_latest(_Families(families)).decode() if families else ""  # type: ignore[arg-type]
+
     def stats(self) -> EngineStats:
         now, books = time.monotonic(), self._books
         return EngineStats(
@@ -243,6 +251,16 @@ class VllmEngine:
             await asyncio.to_thread(layer.close)
         if self._traces is not None:
             shutil.rmtree(self._traces, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """What generate_latest asks of a registry."""
+
+    families: list[Metric]
+
+    def collect(self) -> list[Metric]:
+        return self.families
 
 
 async def _on_cpu() -> bool:
