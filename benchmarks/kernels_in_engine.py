@@ -277,27 +277,15 @@ def predicted(layers: int, variant: str, eager: bool) -> dict[int, dict[str, flo
     from service.planning.shape import from_tensors
     from service.planning.step_model import StepModel
 
-    types = {
-        "ffn_down_exps": "Q5_K",
-        "ffn_down_shexp": "Q5_K",
-        "ffn_down": "Q5_K",
-        "output": "Q6_K",
-        "attn_kv_b": "BF16",
-    }
-    plain = dict.fromkeys(("ffn_gate_inp", "exp_probs_b.bias", "norm"), "F32")
-    mix = glm5.Mix("benchmark", "Q4_K", plain | types)
-    first = glm5.DENSE_LAYERS - 1  # one dense layer, the rest with experts
-    kept = [
-        replace(t, name=t.name.replace(f"blk.{t.block}.", f"blk.{t.block - first}.", 1)) if t.block is not None else t
-        for t in glm5.tensors(mix)
-        if (t.block is None or first <= t.block < first + layers) and "indexer" not in t.name
-    ]
-    metadata = glm5.METADATA | {"glm-dsa.block_count": layers, "glm-dsa.nextn_predict_layers": 0}
+    down = dict.fromkeys(("ffn_down_exps", "ffn_down_shexp", "ffn_down"), "Q5_K")
+    mix = glm5.Mix("benchmark", "Q4_K", glm5.PLAIN | down | {"output": "Q6_K", "attn_kv_b": "BF16"})
+    # one dense layer, the rest with experts
+    shape = from_tensors(*glm5.some_layers(mix, glm5.DENSE_LAYERS - 1, layers))
     box = replace(hardware.box("2x-h200"), gpus=8)
     settings = EngineSettings(
         tp=8, kernels="plugin" if variant == "plugin" else "hybrid", graphs=not eager, capture_sizes=USERS, slots=256
     )
-    model = StepModel(from_tensors(metadata, kept), box, settings)
+    model = StepModel(shape, box, settings)
     return {c: {k: 1e3 * v for k, v in model.split(c, c * 1000).parts.items()} for c in USERS}
 
 

@@ -171,18 +171,8 @@ def measure(rank: Rank, batch: int, seed: int) -> tuple[float, float]:
 def model(bandwidth: float, share: float, layer_s: float | None = None) -> StepModel:
     """The step model of exactly these layers: LAYERS MoE layers and the head, all bf16, no all-reduce. `layer_s`:
     fixed seconds a layer (None: 24 launches of 2 µs, set before anything was measured)."""
-    mix = replace(glm5.NVFP4, types={"ffn_gate_inp": "F32", "norm": "F32", "exp_probs_b.bias": "F32"})
-    first = glm5.DENSE_LAYERS
-    kept = [
-        t
-        for t in glm5.tensors(mix)
-        if (t.block is None or first <= t.block < first + LAYERS) and "indexer" not in t.name
-    ]
-    renumbered = [
-        replace(t, name=t.name.replace(f"blk.{t.block}.", f"blk.{t.block - first}.", 1)) if t.block is not None else t
-        for t in kept
-    ]
-    metadata = glm5.METADATA | {"glm-dsa.block_count": LAYERS, "glm-dsa.nextn_predict_layers": 0}
+    mix = replace(glm5.NVFP4, types=glm5.PLAIN)
+    shape = from_tensors(*glm5.some_layers(mix, glm5.DENSE_LAYERS, LAYERS))
     gpu = replace(hardware.gpu("h200"), bandwidth=bandwidth, stream=1.0)
     box = replace(hardware.box("1x-h200"), gpu=gpu, gpus=TP)  # eight ranks, of which one is here; link "none": 0 s
     flat = ((1.0, share),)
@@ -192,7 +182,7 @@ def model(bandwidth: float, share: float, layer_s: float | None = None) -> StepM
     else:
         calibration = replace(calibration, launches_per_layer=0.0, layer_overhead_s=layer_s)
     settings = EngineSettings(tp=TP, kernels="nvfp4-cutlass", capture_sizes=BATCHES, slots=max(BATCHES))
-    return StepModel(from_tensors(metadata, renumbered), box, settings, calibration)
+    return StepModel(shape, box, settings, calibration)
 
 
 def fit_share(bandwidth: float, batch: int, seconds: float) -> float:

@@ -216,7 +216,7 @@ def llama(streams: list[int], tokens: int, repeats: int, context: int, threads: 
         *([f"pools.shared.engine.threads={threads}"] if threads else []),
     ]
     for name, extra in OURS.items():
-        with running(*(part for setting in [*settings, *extra] for part in ("--set", setting))) as service:
+        with running(sets=[*settings, *extra]) as service:
             url, model = service.url, service.model
             measure(name, lambda c, url=url, model=model: asyncio.run(http_run(url, model, c, tokens)))  # type: ignore[misc]
     print(f"\n{tokens} tokens a stream, median of {repeats} runs, {threads or 'all'} threads; share is of raw\n")
@@ -251,7 +251,7 @@ def flags(streams: list[int], tokens: int, ingresses: list[int], only: str) -> N
             continue
         for ingress in ingresses:
             settings = [*base, *extra, f"ingress.replicas={ingress}"]
-            with running(*(p for s in settings for p in ("--set", s))) as service:
+            with running(sets=settings) as service:
                 model = service.model
                 asyncio.run(http_run(service.url, model, 8, 8))
                 for c in streams:

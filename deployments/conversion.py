@@ -12,7 +12,7 @@ from service.config import Config, PoolConfig
 from service.metrics.declared import Metrics
 from service.metrics.recorders import ControlRecorder
 from service.planning.step_model import StepModel, step_model
-from service.scaling.conversion import Memory, Mode, Verdict, judge
+from service.scaling.conversion import OTHER, Memory, Mode, Verdict, judge
 
 THROUGHPUT_SLOTS = 64
 """A shared replica with so many slots is set up for throughput (docs/modes.md)."""
@@ -25,16 +25,17 @@ class Conversion:
 
     def __init__(self, config: Config, metrics: Metrics, reload_s: float) -> None:
         self._config, self._recorder = config, ControlRecorder(metrics)
+        self._begin(config.pools["shared"], reload_s)
+
+    def _begin(self, pool: PoolConfig, reload_s: float) -> None:
+        """Watch a replica that is `pool` from now on."""
         self._memory, self._reload_s = Memory(), reload_s
         self._since = self._judged = self._seen = time.monotonic()
-        self._set(config.pools["shared"])
-
-    def _set(self, pool: PoolConfig) -> None:
         hardware = self._config.scaling.hardware
         assert hardware is not None, "the profile was checked"
         shape = pool.engine.shape if pool.engine.name == "simulated" else str(self._config.model.file())
         self._mode: Mode = "throughput" if pool.slots >= THROUGHPUT_SLOTS else "latency"
-        other: Mode = "latency" if self._mode == "throughput" else "throughput"
+        other = OTHER[self._mode]
         slots = {self._mode: pool.slots, other: pool.other_mode.slots if pool.other_mode else SLOTS[other]}
         self._models: dict[Mode, StepModel] = {
             mode: step_model(shape, hardware, slots=count) for mode, count in slots.items()
@@ -65,9 +66,7 @@ class Conversion:
     def done(self, pool: PoolConfig, verdict: Verdict, reload_s: float) -> None:
         """The replica is `pool` now, after `reload_s` without service. What was demanded before is forgotten."""
         self._recorder.conversion(verdict.mode, True, verdict.why)
-        self._memory, self._reload_s = Memory(), reload_s
-        self._since = self._judged = self._seen = time.monotonic()
-        self._set(pool)
+        self._begin(pool, reload_s)
 
 
 def wanted(posts: Iterable[Post], replicas: int) -> int:

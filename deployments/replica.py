@@ -27,7 +27,7 @@ from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import ReplicaRecorder
 from service.scaling.conversion import Verdict
-from service.types import Chunk, EngineRequest, LoadProgress, PoolName, Tier
+from service.types import Chunk, EngineRequest, LoadProgress, ModelCard, PoolName, Tier
 
 SPACING_S = 0.1
 """Shortest time between two words to the board. A request that ends is told at once, otherwise `INTERVAL_S` is enough:
@@ -75,21 +75,14 @@ class Replica:
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
-            card = await self._engine.load(self._progress)
-            self._prediction = Prediction.of(config, self._settings)
-            self._progress(LoadProgress("warming"))
-            await self._warm()
+            card = await self._load()
         except (UserError, ServiceError) as fault:
             # Serve would retry for ever without a word: the reason stays on the board while it does.
             self._say(failure=str(fault))
             self._pin()
             await asyncio.sleep(INTERVAL_S)
             raise
-        self._progress(LoadProgress("ready"))
-        self._say(ready=True, card=card, start_s=time.monotonic() - began)
-        self._open.set()
-        self._ended.set()
-        self._pin()
+        self._serve(card, start_s=time.monotonic() - began)
         self._tasks.append(asyncio.create_task(self._reconcile()))
         if pool == "shared" and config.scaling.convert != "off":
             self._conversion = Conversion(config, self._metrics, time.monotonic() - began)
@@ -124,27 +117,39 @@ class Replica:
         """Tell the board where we are, and what was counted: every `INTERVAL_S`, and soon after a request ended."""
         last, fetched = b"", 0.0
         while True:
-            try:
-                native, now = None, time.monotonic()
-                if self._post.ready:
-                    stats = self._engine.stats()
-                    self._recorder.engine(stats)
-                    predicted = self._prediction.step_s(stats) if self._prediction else None
-                    if predicted is not None:
-                        self._recorder.predicted_step(predicted)
-                    if now - fetched >= NATIVE_S:
-                        native, fetched = await self._engine.native_metrics(), now
-                metrics = snapshot(self._metrics)
-                self._sink.offer(metrics)
-                self._pin(metrics if metrics != last else None, native)
-                last = metrics
-            except Exception:
-                # A replica that says nothing more is taken for dead though it serves: say so, and go on.
-                logging.getLogger("ray.serve").exception("the replica could not tell the board of itself")
+            native, now = None, time.monotonic()
+            if self._post.ready:
+                stats = self._engine.stats()
+                self._recorder.engine(stats)
+                predicted = self._prediction.step_s(stats) if self._prediction else None
+                if predicted is not None:
+                    self._recorder.predicted_step(predicted)
+                if now - fetched >= NATIVE_S:
+                    native, fetched = await self._engine.native_metrics(), now
+            metrics = snapshot(self._metrics)
+            self._sink.offer(metrics)
+            self._pin(metrics if metrics != last else None, native)
+            last = metrics
             await asyncio.sleep(SPACING_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), INTERVAL_S - SPACING_S)
             self._ended.clear()
+
+    async def _load(self) -> ModelCard:
+        """Bring the engine up, to its first answer. Raises UserError or ServiceError."""
+        card: ModelCard = await self._engine.load(self._progress)
+        self._progress(LoadProgress("warming"))
+        await self._warm()
+        self._prediction = Prediction.of(self._config, self._settings)
+        return card
+
+    def _serve(self, card: ModelCard, **news: Any) -> None:
+        """Let requests in, and tell the board at once."""
+        self._progress(LoadProgress("ready"))
+        self._say(ready=True, card=card, failure="", **news)
+        self._open.set()
+        self._ended.set()
+        self._pin()
 
     async def _warm(self) -> None:
         """One answer before the first client: pages are in memory, caches and thread pools exist."""
@@ -192,21 +197,14 @@ class Replica:
                 await asyncio.wait_for(self._ended.wait(), SPACING_S)
         for settings in (before.converted(), before):
             await self._engine.close()
-            self._engine = _make_engine(self._config, settings)
+            self._settings, self._engine = settings, _make_engine(self._config, settings)
             try:
-                card = await self._engine.load(self._progress)
-                await self._warm()
+                card = await self._load()
             except (UserError, ServiceError) as fault:
                 logging.getLogger("ray.serve").error("conversion: %d slots cannot load: %s", settings.slots, fault)
                 self._say(failure=str(fault))
                 continue
-            self._settings = settings
-            self._prediction = Prediction.of(self._config, settings)
-            self._progress(LoadProgress("ready"))
-            self._say(ready=True, card=card, failure="")
-            self._pin()
-            self._open.set()
-            self._ended.set()
+            self._serve(card)
             if settings is not before:
                 self._conversion.done(settings, verdict, time.monotonic() - began)
             return
@@ -290,7 +288,11 @@ class Replica:
         return await _framed(self._engine.profile(body))
 
     async def check_health(self) -> None:
-        """Raises when the engine is dead, stands still with work in hand or only fails; busy or loading is healthy."""
+        """Raises when the engine is dead, stands still with work in hand or only fails, or when this process no longer
+        speaks to the board or listens; busy or loading is healthy."""
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError("a task of the replica has ended") from task.exception()
         if not self._post.ready:
             if self._converting is not None and self._converting.done():
                 raise RuntimeError(f"the engine could not be reloaded: {self._post.failure}")

@@ -112,8 +112,8 @@ class PoolConfig(_Part):
         the engine's."""
         assert self.other_mode is not None, "the profile was checked"
         engine = self.engine.model_dump()
-        back = OtherMode(slots=self.slots, engine={key: engine[key] for key in self.other_mode.engine if key in engine})
         changed = type(self.engine).model_validate(engine | self.other_mode.engine)
+        back = OtherMode(slots=self.slots, engine={key: engine[key] for key in self.other_mode.engine})
         return self.model_copy(update={"engine": changed, "slots": self.other_mode.slots, "other_mode": back})
 
     @property
@@ -170,7 +170,7 @@ class RoutingConfig(_Part):
 
 def _switch(value: object) -> object:
     """YAML reads `on` and `off` as true and false."""
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    return ("off", "on")[value] if isinstance(value, bool) else value
 
 
 class ScalingConfig(_Part):

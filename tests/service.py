@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,6 @@ class Service:
                 with contextlib.suppress(httpx.HTTPError):
                     if client.get("/ready", timeout=5.0).status_code == 200:
                         return time.monotonic() - began
-                if self.process.poll() is not None:
-                    raise AssertionError(f"ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
                 time.sleep(0.2)
         raise AssertionError(f"not ready within {within_s} s:\n{self.log.read_text()[-3000:]}")
 
@@ -69,7 +67,8 @@ class Service:
         """Until it has printed this. /ready may say yes while the second ingress is still coming up."""
         began = time.monotonic()
         while words not in self.log.read_text(errors="replace"):
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            ended = self.process.poll()
+            assert ended is None, f"ended with {ended}:\n{self.log.read_text()[-3000:]}"
             assert time.monotonic() - began < within_s, f"never said {words!r}:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
 
@@ -81,14 +80,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, within_s: float = START_S) -> Iterator[Service]:
-    """`glm5 serve ARGUMENTS` on a free port, ready; at the end Ctrl-C, and no child may be left."""
+def running(*arguments: str, sets: Iterable[str] = (), within_s: float = START_S) -> Iterator[Service]:
+    """`glm5 serve ARGUMENTS`, with `--set` for each of `sets`, on a free port, ready; at the end Ctrl-C, and no child
+    may be left."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "serve.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [GLM5, "serve", *arguments, "--port", str(port)],
+                [GLM5, "serve", *arguments, *(f"--set={setting}" for setting in sets), "--port", str(port)],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -98,8 +98,8 @@ def running(*arguments: str, within_s: float = START_S) -> Iterator[Service]:
         service = Service(f"http://127.0.0.1:{port}", process, log)
         children: list[psutil.Process] = []
         try:
-            service.wait_ready(within_s)
             service.wait_said("ready in ", within_s)
+            service.wait_ready(within_s)
             yield service
             children = psutil.Process(process.pid).children(recursive=True)
         finally:

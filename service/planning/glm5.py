@@ -13,7 +13,8 @@ file's published size; a test checks it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from service.planning.tensors import Tensor
 
@@ -64,11 +65,11 @@ class Mix:
         return self.types.get(bare, self.default)
 
 
-_F32 = dict.fromkeys(("ffn_gate_inp", "exp_probs_b.bias", "norm"), "F32")
+PLAIN = dict.fromkeys(("ffn_gate_inp", "exp_probs_b.bias", "norm"), "F32")
 UD_Q4_K_XL = Mix(
     "Q4_K_XL",
     "Q4_K",
-    _F32
+    PLAIN
     | {
         "attn_kv_a_mqa": "Q8_0",
         "attn_k_b": "Q8_0",
@@ -86,12 +87,23 @@ UD_Q4_K_XL = Mix(
     fine_down=frozenset(range(3, 16)),
 )
 # AesSedai/GLM-5.1-GGUF, README of 2026-05-02: "Q4_K_M 432.80 GiB, Q8_0 / Q4_K / Q4_K / Q5_K" (rest / up / gate / down)
-MOE_Q4_K_M = Mix("Q4_K_M", "Q8_0", _F32 | {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q4_K", "ffn_down_exps": "Q5_K"})
+MOE_Q4_K_M = Mix("Q4_K_M", "Q8_0", PLAIN | {"ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q4_K", "ffn_down_exps": "Q5_K"})
 # NVFP4 checkpoints of GLM-5 quantise the experts only; the rest stays bf16 (the published throughput rows use those).
 NVFP4 = Mix(
-    "NVFP4", "BF16", _F32 | {f"ffn_{part}_exps": "NVFP4" for part in ("gate", "up", "down")}
+    "NVFP4", "BF16", PLAIN | {f"ffn_{part}_exps": "NVFP4" for part in ("gate", "up", "down")}
 )  # fmt: skip
 MIXES: dict[str, Mix] = {"glm-5": UD_Q4_K_XL, "glm-5-q4_k_m": MOE_Q4_K_M, "glm-5-nvfp4": NVFP4}
+
+
+def some_layers(mix: Mix, first: int, layers: int) -> tuple[dict[str, Any], list[Tensor]]:
+    """(metadata, tensors) of a model of `layers` of these layers from `first` on, embedding and head included, without
+    MTP and indexer: what fits on one GPU, for measuring."""
+    kept = [
+        replace(t, name=t.name.replace(f"blk.{t.block}.", f"blk.{t.block - first}.", 1)) if t.block is not None else t
+        for t in tensors(mix)
+        if (t.block is None or first <= t.block < first + layers) and "indexer" not in t.name
+    ]
+    return METADATA | {"glm-dsa.block_count": layers, "glm-dsa.nextn_predict_layers": 0}, kept
 
 
 def tensors(mix: Mix) -> Iterator[Tensor]:

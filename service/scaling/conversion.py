@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["latency", "throughput"]
+OTHER: dict[Mode, Mode] = {"latency": "throughput", "throughput": "latency"}
 Rate = Callable[[Mode, int], float]
 """Output tokens per second of a mode with so many requests at once (StepModel.tokens_per_s of its settings)."""
 Why = Literal["gain_pays", "gain_too_small", "reload_too_dear", "cooldown", "no_demand", "busy"]
@@ -54,7 +55,7 @@ def judge(
     mode: Mode, demand: Sequence[Seen], rate: Rate, *, reload_s: float, since_reload_s: float, priority_running: int = 0
 ) -> Verdict:
     """`mode`: the present one. `reload_s`: measured. `priority_running`: requests that a reload would hold up."""
-    other: Mode = "throughput" if mode == "latency" else "latency"
+    other = OTHER[mode]
     lasted = sum(seen.seconds for seen in demand if seen.requests > 0)
     if lasted <= 0:
         return Verdict(False, other, "no_demand")

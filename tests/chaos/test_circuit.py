@@ -30,7 +30,7 @@ async def test_a_failing_engine_is_passed_over_and_replaced() -> None:
         "routing.retries=3",
         "ray.num_cpus=6",
     ]
-    with running(*(part for setting in settings for part in ("--set", setting))) as service:
+    with running(sets=settings) as service:
         before = pids(service)
         assert len(before) == 2
         answered = failed = 0

@@ -26,7 +26,7 @@ async def test_a_replica_changes_its_mode_under_load() -> None:
         "scaling.judge_s=2",
         "admission.queue_requests=200",
     ]
-    with running(*(part for setting in settings for part in ("--set", setting))) as service:
+    with running(sets=settings) as service:
         for _ in range(50):
             if service.metric("glm_slots") == 2:
                 break

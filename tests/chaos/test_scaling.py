@@ -71,7 +71,7 @@ async def test_the_policy_follows_a_trace() -> None:
         settings.append("pools.latency.min_replicas=0")
     if static:
         settings += [f"pools.{p}.{k}=2" for p in ("latency", "throughput") for k in ("min_replicas", "max_replicas")]
-    with running("deployments/profiles/sim-two-pools.yaml", *(x for s in settings for x in ("--set", s))) as service:
+    with running("deployments/profiles/sim-two-pools.yaml", sets=settings) as service:
         seen, batch, fleet = await play(service)
         settle(service, 5.0)
         moves = service.metric("glm_replica_starts_total")

@@ -53,7 +53,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
         "ingress.replicas=1",
     )
     began = time.time()
-    with running("deployments/profiles/sim-two-pools.yaml", *(x for s in settings for x in ("--set", s))) as service:
+    with running("deployments/profiles/sim-two-pools.yaml", sets=settings) as service:
         deadline = time.monotonic() + 60
         while not both_ready(service):
             assert time.monotonic() < deadline, "ready means that one pool serves; the tests need both"

@@ -69,9 +69,15 @@ def arguments(
     if tools:
         args += [f"--tool-call-parser={tools}", "--enable-auto-tool-choice"]
     if traces is not None:
-        window = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_with_stack": False}
-        window |= {"torch_profiler_dump_cuda_time_total": False, "ignore_frontend": True}
-        args.append(f"--profiler-config={json.dumps(window | {'max_iterations': PROFILED_STEPS})}")
+        window = {
+            "profiler": "torch",
+            "torch_profiler_dir": str(traces),
+            "torch_profiler_with_stack": False,
+            "torch_profiler_dump_cuda_time_total": False,
+            "ignore_frontend": True,
+            "max_iterations": PROFILED_STEPS,
+        }
+        args.append(f"--profiler-config={json.dumps(window)}")
     return [*args, *options.extra_args]
 
 
