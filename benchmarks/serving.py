@@ -2,6 +2,7 @@
 
     python benchmarks/serving.py llama [--streams 1,8,64] [--threads 1]   same model, same body, tok/s and latencies
     python benchmarks/serving.py flags                      simulated engine, per setting of Ray Serve
+    python benchmarks/serving.py pools                      local-cpu-two-pools: each mode alone, then both at once
 
 Prints Markdown. Throughput: tokens of all streams over the time from first send to last byte. Timings on a shared
 machine are noisy: compare within one run.
@@ -56,10 +57,11 @@ def body(index: int, tokens: int, model: str = "x") -> dict[str, Any]:
     }
 
 
-async def http_run(url: str, model: str, streams: int, tokens: int) -> list[Sample]:
+async def http_run(url: str, model: str, streams: int, tokens: int, mode: str = "") -> list[Sample]:
     timeout = aiohttp.ClientTimeout(total=900)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    headers = {"x-glm-mode": mode} if mode else {}
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         return await asyncio.gather(*(_stream(session, url, body(i, tokens, model)) for i in range(streams)))
 
 
@@ -270,6 +272,39 @@ def flags(streams: list[int], tokens: int, ingresses: list[int], only: str) -> N
         print(f"failed: {reason}")
 
 
+TWO_POOLS = "deployments/profiles/local-cpu-two-pools.yaml"
+
+
+def pools(streams: list[int], tokens: int, repeats: int) -> None:
+    """llama.cpp for latency beside vLLM for throughput in one service on the same cores."""
+    with running(TWO_POOLS, within_s=400) as service:
+
+        def run(mode: str, c: int, length: int = tokens) -> list[Sample]:
+            return asyncio.run(http_run(service.url, service.model, c, length, mode))
+
+        for mode in ("latency", "throughput"):
+            run(mode, 2, 8)
+        print("| streams | mode | tok/s | share of latency | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for c in streams:
+            base: float | None = None
+            for mode in ("latency", "throughput"):
+                with progress(f"{mode} C={c}"):
+                    found = median_of([summarise(mode, run(mode, c)) for _ in range(repeats)])
+                print(found.row(base), flush=True)
+                base = base or found.tok_s
+
+        async def both() -> tuple[list[Sample], list[Sample]]:
+            batch = asyncio.create_task(http_run(service.url, service.model, max(streams), tokens, "throughput"))
+            await asyncio.sleep(3)
+            one = await http_run(service.url, service.model, 1, tokens, "latency")
+            return one, await batch
+
+        one, batch = asyncio.run(both())
+        print(summarise("latency, beside the batch", one).row(None))
+        print(summarise("throughput, beside that one", batch).row(None))
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all below it, seconds."""
     total = 0.0
@@ -282,7 +317,7 @@ def cpu_seconds(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("llama", "flags"))
+    parser.add_argument("what", choices=("llama", "flags", "pools"))
     parser.add_argument("--streams", default=None)
     parser.add_argument("--tokens", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=3)
@@ -291,10 +326,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="flags: settings whose name holds this")
     parser.add_argument("--ingresses", default="1")
     asked = parser.parse_args()
-    numbers = [int(n) for n in (asked.streams or ("1,8,64" if asked.what == "llama" else "256,1000")).split(",")]
+    numbers = [int(n) for n in (asked.streams or ("256,1000" if asked.what == "flags" else "1,8,64")).split(",")]
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     if asked.what == "llama":
         llama(numbers, asked.tokens or 48, asked.repeats, asked.context, asked.threads)
+    elif asked.what == "pools":
+        pools(numbers, asked.tokens or 96, asked.repeats)
     else:
         flags(numbers, asked.tokens or 64, [int(n) for n in asked.ingresses.split(",")], asked.only)
 
