@@ -37,7 +37,9 @@ VARIANTS = {
     "plugin": {"packed": False},
     "packed": {"packed": True, "bf16_copies": "none"},
     "packed+copies": {"packed": True, "bf16_copies": "all"},
+    "packed+copies-late": {"packed": True, "bf16_copies": "all"},
 }
+"""late: no kernel is launched before the one ahead of it has ended (programmatic launch off)."""
 RANK = {
     "hidden_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 2048,
     "kv_lora_rank": 512,
@@ -154,8 +156,10 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
+    if variant.endswith("late"):
+        none_early()
     if variant != "plugin" and not tiny and int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        compile_ahead(variant.endswith("copies"))
+        compile_ahead("copies" in variant)
     import vllm_gguf_plugin
     from vllm import LLM, SamplingParams
 
@@ -213,6 +217,26 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
     return result
 
 
+def none_early() -> None:
+    """Take programmatic launches out of this GPU's table."""
+    from dataclasses import replace
+    from functools import cache
+
+    from service.engines.vllm.kernels import choose, ops
+
+    def without(tile: Any) -> Any:
+        return replace(tile, early=False) if tile is not None else None
+
+    @cache
+    def table_for(device: str, processors: int, known: Any = choose.table_for) -> choose.Table:
+        table = known(device, processors)
+        linear = {key: {m: without(t) for m, t in tiles.items()} for key, tiles in table.linear.items()}
+        moe = {key: {m: without(t) for m, t in tiles.items()} for key, tiles in table.moe.items()}
+        return replace(table, linear=linear, moe=moe)
+
+    ops.table_for = table_for  # type: ignore[assignment]
+
+
 def time_replay(worker: object, users: int) -> dict[str, object]:
     """GPU milliseconds of the captured graph for `users` sequences, of the head, and of the graph by kernel class."""
     import torch
@@ -245,6 +269,8 @@ def time_replay(worker: object, users: int) -> dict[str, object]:
         classes[kernel_class(event.key)] = classes.get(kernel_class(event.key), 0.0) + spent
         names[event.key[:80]] = spent
     top = dict(sorted(names.items(), key=lambda p: -p[1])[:12])
+    if users == 1:
+        timeline(profile)
     return {
         "forward_ms": round(sorted(times)[len(times) // 2], 4),
         "idle_ms": round(sorted(times)[len(times) // 2] - sum(classes.values()), 4),
@@ -252,6 +278,17 @@ def time_replay(worker: object, users: int) -> dict[str, object]:
         "classes_ms": {k: round(v, 4) for k, v in sorted(classes.items(), key=lambda p: -p[1])},
         "top_ms": {k: round(v, 4) for k, v in top.items()},
     }
+
+
+def timeline(profile: Any) -> None:
+    """Print the kernels of one layer with experts, in order: start and duration in microseconds, stream, name."""
+    events = sorted((e for e in profile.events() if e.device_type.name == "CUDA"), key=lambda e: e.time_range.start)
+    starts = [i for i, e in enumerate(events) if "w2_pair" in e.name]
+    if len(starts) > 9:
+        chosen = events[starts[8] + 1 : starts[9] + 4]
+        for e in chosen:
+            begun = e.time_range.start - chosen[0].time_range.start
+            print(f"  {begun:8.1f} {e.time_range.elapsed_us():6.1f} s{e.thread} {e.name[:90]}", flush=True)
 
 
 def kernel_class(name: str) -> str:

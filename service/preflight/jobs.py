@@ -6,6 +6,7 @@ torch and vLLM are imported here only, so a broken install is a line in the repo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -168,7 +169,7 @@ def allreduce(job: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     rank = _group(job)
-    run, why = _reducer(job["algorithm"], rank)
+    run, capture, why = _reducer(job["algorithm"], rank)
     if run is None:
         if rank == 0:
             say(missing=why)
@@ -176,34 +177,40 @@ def allreduce(job: dict[str, Any]) -> None:
         return
     for size in job["sizes"]:
         x = torch.ones(size // 2, dtype=torch.bfloat16, device="cuda")
-        seconds, graph = _time(run, x, job["algorithm"])
-        if seconds is None:
+        if run(x) is None and not job["algorithm"].startswith("nccl"):
             continue
+        seconds = _time(run, x, capture)
         slowest = torch.tensor([seconds], device="cuda", dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if rank == 0:
-            say(bytes=size, us=float(slowest.item()) * 1e6, graph=graph)
+            say(bytes=size, us=float(slowest.item()) * 1e6)
     torch.cuda.synchronize()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _reducer(name: str, rank: int) -> tuple[Callable[[Any], Any] | None, str]:
-    """A function that all-reduces a tensor (or returns None where it refuses the size), or why there is none."""
+Capture = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def _reducer(name: str, rank: int) -> tuple[Callable[[Any], Any] | None, Capture, str]:
+    """A function that all-reduces a tensor (or returns None where it refuses the size), what must be around a CUDA
+    graph's capture of it, and why there is none."""
     import torch
     import torch.distributed as dist
 
     if name.startswith("nccl"):
-        return dist.all_reduce, ""
+        return dist.all_reduce, contextlib.nullcontext, ""
     if name == "vllm-custom":
         try:
             from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
         except ImportError as error:
-            return None, f"vLLM cannot be imported here: {error}"[:200]
+            return None, contextlib.nullcontext, f"vLLM cannot be imported here: {error}"[:200]
         communicator = CustomAllreduce(dist.new_group(backend="gloo"), device=rank)
         if communicator.disabled:
-            return None, "vLLM turns it off on this box (more than two GPUs without NVLink, or no peer access)"
-        return communicator.custom_all_reduce, ""
+            why = "vLLM turns it off on this box (more than two GPUs without NVLink, or no peer access)"
+            return None, contextlib.nullcontext, why
+        # as in the engine: peers read the graph's own tensors, which are made known to them when the capture ends
+        return communicator.custom_all_reduce, communicator.capture, ""
     world: Any = dist.group.WORLD
     try:
         import torch.distributed._symmetric_memory as symmetric_memory
@@ -213,53 +220,44 @@ def _reducer(name: str, rank: int) -> tuple[Callable[[Any], Any] | None, str]:
         buffer = symmetric.empty(max(SIZES_OF_ONESHOT) // 2, dtype=torch.bfloat16, device=f"cuda:{rank}")
         symmetric.rendezvous(buffer, world)
     except Exception as error:  # noqa: BLE001  (any fault means: not here)
-        return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return None, contextlib.nullcontext, f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
     def oneshot(x: Any) -> Any:
         if x.numel() > buffer.numel():
             return None
         return torch.ops.symm_mem.one_shot_all_reduce(buffer[: x.numel()], "sum", world.group_name)
 
-    return oneshot, ""
+    return oneshot, contextlib.nullcontext, ""
 
 
 SIZES_OF_ONESHOT = (1 << 20,)
 PER_GRAPH, REPLAYS, WARM = 20, 5, 5
 
 
-def _time(run: Callable[[Any], Any], x: Any, name: str) -> tuple[float | None, bool]:
-    """(seconds of one all-reduce, whether inside a CUDA graph): the median of REPLAYS, each PER_GRAPH in a row.
-    vLLM's own kernels are timed outside graphs, where they first copy into their registered buffer."""
+def _time(run: Callable[[Any], Any], x: Any, capture: Capture) -> float:
+    """Seconds of one all-reduce inside a CUDA graph: the median of REPLAYS, each PER_GRAPH in a row."""
     import torch
     import torch.distributed as dist
 
-    if run(x) is None and not name.startswith("nccl"):
-        return None, False
     for _ in range(WARM):
         run(x)
     torch.cuda.synchronize()
-    graph = None
-    if name != "vllm-custom":
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: NCCL's watchdog thread may query events meanwhile, which is no fault of the capture
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(PER_GRAPH):
-                run(x)
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: NCCL's watchdog thread may query events meanwhile, which is no fault of the capture
+    with capture(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(PER_GRAPH):
+            run(x)
     times = []
     for _ in range(REPLAYS):
         dist.barrier()
         torch.cuda.synchronize()
         first, last = _events()
         first.record()
-        if graph is not None:
-            graph.replay()
-        else:
-            for _ in range(PER_GRAPH):
-                run(x)
+        graph.replay()
         last.record()
         torch.cuda.synchronize()
         times.append(first.elapsed_time(last) / 1e3 / PER_GRAPH)
-    return sorted(times)[len(times) // 2], graph is not None
+    return float(sorted(times)[len(times) // 2])
 
 
 JOBS = {f.__name__: f for f in (devices, peer_access, copies, read_bandwidth, kernels, first_collective, allreduce)}

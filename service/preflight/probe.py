@@ -79,13 +79,12 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """One algorithm's table, or why there is none. `settings` select it; `graph`: measured inside CUDA graphs."""
+    """One algorithm's table, or why there is none. `settings` select it."""
 
     name: str
     table: Table = ()
     settings: dict[str, str] = field(default_factory=dict)
     missing: str = ""
-    graph: bool = True
 
 
 class Probe(Protocol):

@@ -112,7 +112,7 @@ class RealProbe:
         missing = next((str(line["missing"]) for line in lines if "missing" in line), "")
         if fault and not table:
             raise fault
-        return AllReduce(name, table, dict(settings), missing, all(line.get("graph", True) for line in lines))
+        return AllReduce(name, table, dict(settings), missing)
 
     def read_bandwidth(self) -> list[float]:
         lines, fault = self._run("read_bandwidth", [{}], self._timeout_s)

@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("/tmp/preflight.json"))
     options = parser.parse_args()
     began = time.monotonic()
-    environment = dict(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    # before what is there already, such as a vLLM that is not installed
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    environment = dict(os.environ) | {"PYTHONPATH": path}
     probe = OneRankMissing(environment, timeout_s=60.0, collective_timeout_s=60.0, sizes=SIZES)
     report = run(probe, lambda what: print(f"[{time.monotonic() - began:5.1f} s] {what}", flush=True))
     tree = report.to_json("validation")

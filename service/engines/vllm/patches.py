@@ -29,6 +29,7 @@ def apply() -> None:
     _exact_layer_names(plain_platform=not platform.quantised_kernels())
     _rank_of_merged_columns()
     _sorted_shards()
+    _zeros_behind_weights()
     if current_platform.is_cpu():
         _strided_rotary()
 
@@ -108,6 +109,21 @@ def _sorted_shards() -> None:
     order = getattr(linear, "_gguf_ordered_shard_ids", None)
     if order is None or order([1, 0]) != [0, 1]:
         raise RuntimeError("this vllm-gguf-plugin joins fused shards in file order, which gives garbage; use 0.0.5")
+
+
+def _zeros_behind_weights() -> None:
+    """The plugin's matrix kernels read past the last row where it is no multiple of 256 weights: NaN, by chance."""
+    from vllm_gguf_plugin import ops
+    from vllm_gguf_plugin.quantization.fused_moe import GGUFMoEMethod
+    from vllm_gguf_plugin.quantization.linear import GGUFLinearMethod
+
+    from service.engines.vllm import tails
+
+    _once(ops, "ggml_mul_mat_a8", lambda kernel: tails.before_call(kernel, 0, 2))
+    _once(ops, "ggml_moe_a8", lambda kernel: tails.before_call(kernel, 1, 5))
+    loaded = "process_weights_after_loading"
+    _once(GGUFLinearMethod, loaded, lambda process: tails.once_loaded(process, ("qweight",)))
+    _once(GGUFMoEMethod, loaded, lambda process: tails.once_loaded(process, ("w13_qweight", "w2_qweight")))
 
 
 def _strided_rotary() -> None:

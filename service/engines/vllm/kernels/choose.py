@@ -22,13 +22,17 @@ TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class LinearTile:
-    """One launch of linear_kernel: BN rows of W by BM tokens a program, K split `split` ways."""
+    """One launch of linear_kernel: BN rows of W by BM tokens a program, K split `split` ways.
+
+    `early` (sm_90 or later): launched while the kernel before it ends, fetching its weights to L2 meanwhile.
+    """
 
     bn: int
     bm: int
     split: int
     warps: int
     stages: int
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class MoeTile:
     """How the two expert products run. `grouped`: tokens are sorted by expert first; else a program a (token, expert).
 
     `w13`, `w2` as LinearTile; in grouped mode both have one `bm` and no split. `loop`: n blocks a w2 program does.
-    `early`: not grouped, on sm_90 or later: w2 is launched while w13 runs, and fetches its weights meanwhile.
+    `early`: not grouped, on sm_90 or later: w13 is launched while the kernel before it ends, w2 while w13 runs, and w2
+    fetches its weights meanwhile.
     """
 
     grouped: bool
@@ -112,7 +117,7 @@ def dump(table: Table, versions: dict[str, str]) -> str:
     """JSON that `parse` reads; one line a tile, so that a new tuning run gives a readable diff."""
 
     def tile(t: LinearTile) -> list[int]:
-        return [t.bn, t.bm, t.split, t.warps, t.stages]
+        return [t.bn, t.bm, t.split, t.warps, t.stages, *([True] if t.early else [])]
 
     linear = {
         k: {str(m): None if t is None else tile(t) for m, t in sorted(v.items())}

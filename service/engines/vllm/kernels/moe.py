@@ -100,7 +100,7 @@ def launch(
         k.w13_pair[(n13, m * top_k, split)](
             x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
             w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1,
-            HAS_MAP=has_map, EARLY=tile.early, **common13,
+            HAS_MAP=has_map, EARLY=tile.early, **common13, **pdl,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
             inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,

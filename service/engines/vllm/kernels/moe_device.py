@@ -92,8 +92,9 @@ def w13_pair_kernel(
     BM: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Few tokens. Program (n block, pair, k split): inner[pair, :] = weight * silu(gate) * up, last split adds up.
-    EARLY lets w2_pair_kernel start as soon as there is room."""
+    EARLY: launched before its tokens are written; and w2_pair_kernel, which reads the same ids, as soon as they are."""
     if EARLY:
+        gdc_wait()
         gdc_launch_dependents()
     pn, pair, pk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.arange(0, BM)

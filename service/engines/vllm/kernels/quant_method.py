@@ -136,6 +136,7 @@ def classes() -> dict[type, Callable[..., Any]]:
             if not plain or not packable(types):
                 if layer.use_ep:
                     raise ValueError(f"{self.prefix}: vllm-gguf-plugin's kernels ignore expert parallelism")
+                super().process_weights_after_loading(layer)
                 return
             for name, ggml_type in zip(("w13", "w2"), types, strict=True):
                 packed = repack(getattr(layer, f"{name}_qweight").data, ggml_type, interleave=name == "w13")

@@ -1,0 +1,105 @@
+"""A real GGUF model in vLLM, the plugin's kernels against the packed ones: tokens a second by concurrency, and prefill.
+
+    python benchmarks/model_in_engine.py FILE [--users 1,8,64,256]   # each variant on a GPU of its own if there are two
+
+Decoding: C answers of 128 tokens to prompts of 16, started together; all tokens over the time from first to last.
+Prefill: 8 prompts of 1000 tokens for one token each; prompt tokens over the time. Medians of three; CUDA graphs and
+torch.compile as `glm5 serve` has them. The model is small: what is compared is whole steps, host included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.gpu.validate_vllm import orjson_or_json
+
+REPEATS, ANSWER, PROMPT = 3, 128, 1000
+VARIANTS = ("plugin", "packed")
+
+
+async def measure(path: Path, kernels: str, users: list[int]) -> dict[str, float]:
+    """{"prefill" or concurrency: tokens a second}."""
+    from service.engines.vllm.engine import VllmEngine
+    from service.engines.vllm.options import VllmOptions
+
+    engine = VllmEngine(
+        model=str(path), served_name="m", slots=max(users), context_tokens=2048,
+        options=VllmOptions(
+            cache_dir=tempfile.mkdtemp(), load_timeout_s=500, prefix_cache=False, allow_other_versions=True,
+            kernels=kernels, gpu_memory_fraction=0.5,
+        ),
+    )  # fmt: skip
+    await engine.load(lambda progress: None)
+    serial = 0
+
+    async def together(count: int, prompt: int, answer: int) -> float:
+        nonlocal serial
+        serial += 1
+        asked = {"temperature": 0.0, "max_tokens": answer, "ignore_eos": True}
+        prompts = [[10 + (7 * serial + 31 * i + 17 * j) % 20000 for j in range(prompt)] for i in range(count)]
+        began = time.perf_counter()
+        await asyncio.gather(*(engine.layer.generate(p, asked, f"{serial}-{i}") for i, p in enumerate(prompts)))
+        return time.perf_counter() - began
+
+    try:
+        found = {}
+        await together(8, PROMPT, 1)
+        found["prefill"] = 8 * PROMPT / statistics.median([await together(8, PROMPT, 1) for _ in range(REPEATS)])
+        for c in users:
+            await together(c, 16, 8)
+            found[str(c)] = c * ANSWER / statistics.median([await together(c, 16, ANSWER) for _ in range(REPEATS)])
+        return found
+    finally:
+        await engine.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--users", default="1,8,64,256")
+    parser.add_argument("--variant", choices=VARIANTS, help="only this one, in this process")
+    given = parser.parse_args()
+    orjson_or_json()
+    if given.variant:
+        users = [int(c) for c in given.users.split(",")]
+        print("RESULT " + json.dumps(asyncio.run(measure(given.file, given.variant, users))), flush=True)
+        return 0
+    import torch
+
+    gpus = torch.cuda.device_count()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.file.name}, {time.strftime('%Y-%m-%d')}")
+    results: dict[str, Any] = {}
+    waiting: list[tuple[str, subprocess.Popen[str]]] = []
+    root = str(Path(__file__).resolve().parents[1])
+    for number, variant in enumerate(VARIANTS):
+        command = [sys.executable, __file__, str(given.file), "--users", given.users, "--variant", variant]
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        env = os.environ | {"CUDA_VISIBLE_DEVICES": str(number % gpus), "PYTHONPATH": path}
+        waiting.append((variant, subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)))
+        if gpus == 1 or variant == VARIANTS[-1]:
+            for name, process in waiting:
+                for line in process.communicate(timeout=580)[0].splitlines():
+                    if line.startswith("RESULT "):
+                        results[name] = json.loads(line[7:])
+            waiting = []
+    print("| tok/s | plugin | packed | packed / plugin |\n|---|---|---|---|")
+    for key in ("prefill", *given.users.split(",")):
+        a, b = (results.get(v, {}).get(key, float("nan")) for v in VARIANTS)
+        print(f"| {key} | {a:.0f} | {b:.0f} | {b / a:.2f} |")
+    return 0 if len(results) == len(VARIANTS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
