@@ -190,6 +190,20 @@ def repack_speed() -> None:
         print(f"repack {name}: {raw.numel() / seconds / 1e9:.1f} GB/s, {peak / 2**30:.2f} GiB besides the raw bytes")
 
 
+def compile_ahead(only: str, ms: list[int], table: choose.Table) -> None:
+    """All tiles at once: one by one they would take most of the time."""
+    jobs: dict[tuple[object, ...], measure.Job] = {}
+    for m in ms:
+        for s in (s for s in tune.GLM5_LINEARS if only in s.name):
+            tile = choose.linear_tile(table, s.form, -(-s.n // 64) * 64, s.k // 64, linear.unit(s.form, s.k // 64), m)
+            if tile is not None:
+                jobs[tune.compiled_as(s, tile)] = (s, m, tile)
+        for e in (e for e in tune.GLM5_MOE if only in e.name):
+            pair = choose.moe_tile(table, e.forms, e.experts, e.inner, e.hidden, m, e.top_k, e.hidden // 256)
+            jobs[tune.compiled_as(e, pair)] = (e, m, pair)
+    measure.precompile(list(jobs.values()), 14)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only products whose name contains this")
@@ -201,6 +215,7 @@ def main() -> int:
         print("needs a CUDA GPU", file=sys.stderr)
         return 2
     table, ms = ops.here(torch.device("cuda", 0)), [int(m) for m in given.m.split(",")]
+    compile_ahead(given.only, ms, table)
     print(f"{torch.cuda.get_device_name()}, {tune.versions()}, table: {'yes' if table.linear else 'none'}")
     linears(given.only, ms, table, given.bandwidth)
     experts(given.only, ms, table, given.bandwidth)

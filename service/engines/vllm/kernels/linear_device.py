@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from service.engines.vllm.kernels.decode import piece, powers, prefetch_unit, product
+from service.engines.vllm.kernels.decode import piece, powers, product
 
 
 @triton.jit(do_not_specialize=["M", "COUNT", "SPLIT"])
@@ -24,8 +24,6 @@ def linear_kernel(
     """
     pn, pk, pm = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if EARLY:
-        for u in tl.range(0, COUNT, num_stages=1):
-            prefetch_unit(low, high, scales, ROWS, pn * BN, pk * COUNT + u, FORM, UNIT, BN)
         # nothing of an earlier kernel is read, and nothing that it may still read is written, before this
         gdc_wait()
         gdc_launch_dependents()
