@@ -37,9 +37,7 @@ VARIANTS = {
     "plugin": {"packed": False},
     "packed": {"packed": True, "bf16_copies": "none"},
     "packed+copies": {"packed": True, "bf16_copies": "all"},
-    "packed+copies-late": {"packed": True, "bf16_copies": "all"},
 }
-"""late: no kernel is launched before the one ahead of it has ended (programmatic launch off)."""
 RANK = {
     "hidden_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 2048,
     "kv_lora_rank": 512,
@@ -156,8 +154,6 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
-    if variant.endswith("late"):
-        none_early()
     if variant != "plugin" and not tiny and int(os.environ.get("LOCAL_RANK", "0")) == 0:
         compile_ahead("copies" in variant)
     import vllm_gguf_plugin
@@ -215,26 +211,6 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
         result["users"][c] = entry  # type: ignore[index]
         print(variant, c, json.dumps(entry), flush=True)
     return result
-
-
-def none_early() -> None:
-    """Take programmatic launches out of this GPU's table."""
-    from dataclasses import replace
-    from functools import cache
-
-    from service.engines.vllm.kernels import choose, ops
-
-    def without(tile: Any) -> Any:
-        return replace(tile, early=False) if tile is not None else None
-
-    @cache
-    def table_for(device: str, processors: int, known: Any = choose.table_for) -> choose.Table:
-        table = known(device, processors)
-        linear = {key: {m: without(t) for m, t in tiles.items()} for key, tiles in table.linear.items()}
-        moe = {key: {m: without(t) for m, t in tiles.items()} for key, tiles in table.moe.items()}
-        return replace(table, linear=linear, moe=moe)
-
-    ops.table_for = table_for  # type: ignore[assignment]
 
 
 def time_replay(worker: object, users: int) -> dict[str, object]:

@@ -183,7 +183,7 @@ def check_early(run: Run) -> None:
     beside = torch.cuda.Stream()
 
     def chain(early: bool) -> torch.Tensor:
-        tile = choose.LinearTile(32, 8, 4, 2, 3, early)
+        tile = choose.LinearTile(32, 8, 4, 2, 3)
         pair = choose.MoeTile(False, choose.LinearTile(64, 8, 2, 2, 3), choose.LinearTile(32, 8, 1, 2, 2), 1, early)
         x = start.clone()
         for i in range(24):

@@ -11,7 +11,7 @@ import pytest
 CODE = """
 from service.engines.vllm.kernels import offline
 from service.engines.vllm.kernels.choose import LinearTile, MoeTile
-small = LinearTile(64, 8, 2, 2, 3, {1})
+small = LinearTile(64, 8, 2, 2, 3)
 pair = MoeTile(False, small, LinearTile(32, 8, 1, 2, 2), 1, {1})
 found = offline.moe_resources((4, 6), 256, 256, 6144, 1, 8, pair, {0})
 found += offline.linear_resources(14, 512, 512, 1, small, {0})

@@ -22,17 +22,13 @@ TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class LinearTile:
-    """One launch of linear_kernel: BN rows of W by BM tokens a program, K split `split` ways.
-
-    `early` (sm_90 or later): launched while the kernel before it ends, fetching its weights to L2 meanwhile.
-    """
+    """One launch of linear_kernel: BN rows of W by BM tokens a program, K split `split` ways."""
 
     bn: int
     bm: int
     split: int
     warps: int
     stages: int
-    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ def dump(table: Table, versions: dict[str, str]) -> str:
     """JSON that `parse` reads; one line a tile, so that a new tuning run gives a readable diff."""
 
     def tile(t: LinearTile) -> list[int]:
-        return [t.bn, t.bm, t.split, t.warps, t.stages, *([True] if t.early else [])]
+        return [t.bn, t.bm, t.split, t.warps, t.stages]
 
     linear = {
         k: {str(m): None if t is None else tile(t) for m, t in sorted(v.items())}

@@ -63,12 +63,11 @@ def launch_linear(kernel: Any, x: torch.Tensor, w: Packed, out: torch.Tensor, co
     assert grid[0] * grid[2] <= COUNTERS or tile.split == 1, grid
     words = grid[0] * grid[2] * tile.split * tile.bn * tile.bm if tile.split > 1 else 1
     partial = torch.empty(words, dtype=torch.float32, device=x.device)
-    pdl: dict[str, Any] = {"launch_pdl": True} if tile.early else {}
     kernel[grid](
         x, w.low, w.high, w.scales, out, partial, counters, w.alpha, m, w.n, w.rows, w.k, units // tile.split,
         tile.split, JOIN=tile.split > 1, FORM=w.form, UNIT=step, MASK_K=w.pieces * 64 != w.k, ASM=asm_for(x),
         BN=tile.bn, BM=tile.bm,
-        STAGES=tile.stages, EARLY=tile.early, num_warps=tile.warps, maxnreg=registers(tile), **pdl,
+        STAGES=tile.stages, num_warps=tile.warps, maxnreg=registers(tile),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from service.engines.vllm.kernels.decode import piece, powers, product
 
@@ -16,17 +15,13 @@ from service.engines.vllm.kernels.decode import piece, powers, product
 def linear_kernel(
     x, low, high, scales, out, partial, counters, alpha, M, N, ROWS, K, COUNT, SPLIT, JOIN: tl.constexpr,
     FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (n block, k split, m block). ROWS: N as stored. K: row length of x. COUNT units a split.
 
-    JOIN: SPLIT > 1. EARLY: launched before its tokens are written; weights are brought to L2 until they are.
+    JOIN: SPLIT > 1.
     """
     pn, pk, pm = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if EARLY:
-        # nothing of an earlier kernel is read, and nothing that it may still read is written, before this
-        gdc_wait()
-        gdc_launch_dependents()
     rn, rm = pn * BN + tl.arange(0, BN), pm * BM + tl.arange(0, BM)
     row_ok = rm < M
     xp = x + rm.to(tl.int64)[None, :] * K

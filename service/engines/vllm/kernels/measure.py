@@ -205,19 +205,6 @@ class Bench:
         out = torch.empty(m, self.shape.n, dtype=x.dtype, device="cuda")
         return graph_us(lambda i: launch_linear(linear_kernel, x, self.w[i], out, self.counters, tile), self.copies)
 
-    def chain_us(self, m: int, tile: LinearTile) -> float:
-        """As `linear_us`, each product right behind a small kernel that writes its tokens, both counted: as in a model,
-        where a product never follows itself."""
-        assert isinstance(self.shape, LinearShape)
-        source, x = self.tokens(m), self.tokens(m)
-        out = torch.empty(m, self.shape.n, dtype=x.dtype, device="cuda")
-
-        def call(i: int) -> None:
-            torch.mul(source, 1.5, out=x)
-            launch_linear(linear_kernel, x, self.w[i], out, self.counters, tile)
-
-        return graph_us(call, self.copies)
-
     def routing(self, m: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(weights, ids) of `copies` batches; each token's experts are drawn without repetition, uniformly."""
         s = self.shape

@@ -180,12 +180,7 @@ def compiled_as(shape: LinearShape | MoeShape, tile: LinearTile | MoeTile) -> tu
     return (shape.forms, shape.inner, shape.top_k, tile)
 
 
-EARLY_UP_TO = 32
-"""Tokens up to which an early launch is tried: beyond, a launch is a small part of the time."""
-
-
 def _best_linear(bench: Bench, shape: LinearShape, m: int, tiles: list[LinearTile]) -> Result:
-    """The best alone; and launched early if that is faster right behind another kernel. `us` is without."""
     timed = [(_or_never(lambda t=t: bench.linear_us(m, t)), t) for t in tiles]  # type: ignore[misc]
     best = min(timed, key=lambda p: p[0], default=(float("inf"), None))
     us, tile = best
@@ -194,10 +189,6 @@ def _best_linear(bench: Bench, shape: LinearShape, m: int, tiles: list[LinearTil
         decoded = graph_us(lambda i: linear(x, bench.w[i], bench.counters, None), bench.copies)
         if decoded < us:
             us, tile = decoded, None
-    if tile is not None and m <= EARLY_UP_TO and torch.cuda.get_device_capability() >= (9, 0):
-        early = replace(tile, early=True)
-        if bench.chain_us(m, early) < 0.99 * bench.chain_us(m, tile):
-            tile = early
     return Result(shape, m, tile, us, len(timed), bench.linear_error(m, tile))
 
 
@@ -225,7 +216,7 @@ def brief(tile: LinearTile | MoeTile | None) -> str:
     if tile is None:
         return "decode + cuBLAS"
     if isinstance(tile, LinearTile):
-        return ",".join(map(str, (tile.bn, tile.bm, tile.split, tile.warps, tile.stages))) + ",early" * tile.early
+        return ",".join(map(str, (tile.bn, tile.bm, tile.split, tile.warps, tile.stages)))
     kind = "grouped" if tile.grouped else "pairs, early" if tile.early else "pairs"
     return f"{kind} w13 {brief(tile.w13)} w2 {brief(tile.w2)} loop {tile.loop}"
 
