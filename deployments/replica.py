@@ -153,9 +153,10 @@ class Replica:
 
     async def _warm(self) -> None:
         """One answer before the first client: pages are in memory, caches and thread pools exist."""
-        body = orjson.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})
+        # No chat: a base model has no template for one.
+        body = orjson.dumps({"prompt": "Hi", "max_tokens": 2})
         async with asyncio.timeout(300):
-            async for _ in self._engine.generate(EngineRequest("warm", "chat", body, stream=False)):
+            async for _ in self._engine.generate(EngineRequest("warm", "completions", body, stream=False)):
                 pass
 
     async def _reconcile(self) -> None:

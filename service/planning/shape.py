@@ -212,7 +212,7 @@ def from_tensors(metadata: Mapping[str, Any], tensors: Iterable[Tensor], name: s
     head_dim = number("attention.key_length", number("embedding_length") // heads)
     value_dim = number("attention.value_length", head_dim)
     width = heads * (number("attention.key_length_mla", head_dim) + number("attention.value_length_mla", value_dim))
-    vocab = metadata.get(f"{arch}.vocab_size") or len(metadata.get("tokenizer.ggml.tokens") or ())
+    vocab = metadata.get(f"{arch}.vocab_size")
     if not vocab:
         embedding = next((t for t in every if t.name == "token_embd.weight"), None)
         vocab = max(embedding.shape) if embedding else 0

@@ -34,7 +34,14 @@ def model_shape(name: str) -> ModelShape:
 def shape_of_file(path: Path) -> ModelShape:
     """The shape of a GGUF file (all parts of a split one). Raises UserError, or GgufError which is one."""
     from service.gguf.header import read_header
+    from service.gguf.wire import STRING, GgufArray
 
     header = read_header(path)
     rows = [Tensor(info.name, info.shape, info.type.name) for info in header.tensors.values()]
-    return from_tensors(dict(header.metadata), rows, header.name)
+    metadata: dict[str, object] = {}
+    for key, value in header.metadata.items():
+        if not isinstance(value, GgufArray):
+            metadata[key] = value
+        elif value.kind != STRING:  # no shape is in words
+            metadata[key] = value.values()
+    return from_tensors(metadata, rows, header.name)

@@ -81,7 +81,8 @@ def pick(wish: Wish, pools: Mapping[PoolName, PoolView], spill: Spill) -> Choice
 
 
 def _tier(wish: Wish, ready: Mapping[PoolName, PoolView]) -> tuple[Tier, Reason]:
-    """An explicit tier is kept or refused; `auto` takes the best that is free now, never above the ceiling."""
+    """An explicit tier is kept or refused; `auto` takes the best that is free now, never above the ceiling. Who asks
+    for throughput without a tier asks for no priority."""
     if wish.tier is not None and wish.tier != "auto":
         if TIERS.index(wish.tier) < TIERS.index(wish.ceiling):
             raise Forbidden(
@@ -89,6 +90,7 @@ def _tier(wish: Wish, ready: Mapping[PoolName, PoolView]) -> tuple[Tier, Reason]
             )
         return wish.tier, "tier"
     fast = ready.get("latency") or ready.get("shared")
-    if wish.ceiling == "priority" and fast is not None and fast.wait_s["priority"] == 0:
+    asks = wish.ceiling == "priority" and wish.mode != "throughput"
+    if asks and fast is not None and fast.wait_s["priority"] == 0:
         return "priority", "auto_idle"
     return max("default", wish.ceiling, key=TIERS.index), "auto_busy"

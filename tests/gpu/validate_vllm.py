@@ -94,10 +94,15 @@ def cases(gpus: int, demo: bool, gemma: bool) -> list[Case]:
             Case("dense eager TP=2", ud, {**dense, **eager, **two}, "dense eager"),
             Case("dense graph MTP TP=2", ud, {**dense, **two, "mtp_tokens": 2}, "dense eager"),
             Case("sparse graph TP=2", ud, {**sparse, **two}, "sparse eager"),
-            Case("packed dense graph MTP TP=2", ud, {**dense, **packed, **two, "mtp_tokens": 2}, "packed dense eager"),
+            Case(
+                "packed dense graph MTP TP=2",
+                ud,
+                {**dense, **packed, **two, "mtp_tokens": 2, "profiler": True},
+                "packed dense eager",
+            ),
             Case("demo TP=2", "demo", two, stopped="check"),
             Case("gemma eager TP=2", "gemma", {**eager, **two}, "gemma eager"),
-            Case("gemma packed graph TP=2", "gemma", {**packed, **two, "profiler": True}, "gemma packed eager"),
+            Case("gemma packed graph TP=2", "gemma", {**packed, **two}, "gemma packed eager"),
             Case("fault: rank missing TP=2", ud, {**dense, **eager, **two}, faults="rank_missing", stopped="gate"),
             Case("fault: misaligned TP=2", "tiny-misaligned.gguf", {**dense, **eager, **two}, stopped="check"),
             Case(

@@ -62,8 +62,6 @@ def files(workplace: Path) -> dict[str, Path]:
     return {
         "ud": ud,
         "split": make_split(ud, 3),
-        "f16": make(workplace / "tiny-f16.gguf", "f16"),
-        "f32": make(workplace / "tiny-f32.gguf", "f32", Tiny(layers=3, experts=8)),
         "misaligned": make(workplace / "tiny-misaligned.gguf", "ud", Tiny(expert_ffn=256)),
     }
 

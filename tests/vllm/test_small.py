@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -37,6 +39,44 @@ def test_registering_twice_changes_nothing_more() -> None:
     assert GGUFConfig.get_quant_method is method
     assert _GGUFParamLoadMixin.load_merged_column_weight is load
     assert registry[0].__name__ == "GlmDsaAdapter"
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [("float32", "CPU_MLA"), ("float16", "CPU_MLA"), ("bfloat16", None)])
+def test_amx_attention_gets_bf16_alone(dtype: str, wanted: str | None) -> None:
+    from types import SimpleNamespace
+
+    from vllm.platforms.cpu import CpuPlatform
+
+    from service.engines.vllm.plugin import register
+
+    class Rest(Exception):
+        """vLLM's own part begins: it would need a whole configuration."""
+
+    class Config:
+        model_config = SimpleNamespace(use_mla=True, dtype=getattr(torch, dtype))
+        attention_config = SimpleNamespace(backend=None)
+
+        @property
+        def cache_config(self) -> None:
+            raise Rest
+
+    register()
+    with pytest.raises(Rest):
+        CpuPlatform.check_and_update_config(Config())
+    assert getattr(Config.attention_config.backend, "name", None) == wanted
+
+
+def test_a_header_is_read_once(tmp_path: Path) -> None:
+    from vllm_gguf_plugin import gguf_utils, weight_utils
+
+    from service.engines.vllm.plugin import register
+    from tests.tiny_glm import Tiny, make
+
+    register()
+    path = str(make(tmp_path / "tiny.gguf", "q8_0", Tiny(layers=1, mtp=0, dense_layers=1)))
+    assert weight_utils.gguf.GGUFReader(path) is gguf_utils.gguf.GGUFReader(path)
+    register()
+    assert weight_utils.gguf.GGUFReader(path) is gguf_utils.gguf.GGUFReader(path)
 
 
 def test_glm5_is_told_from_deepseek() -> None:

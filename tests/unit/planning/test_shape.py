@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import gguf
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +129,23 @@ def test_a_header_without_a_needed_key_is_refused_by_key():
     metadata = {k: v for k, v in glm5.METADATA.items() if k != "glm-dsa.attention.head_count"}
     with pytest.raises(UserError, match=r"glm-dsa\.attention\.head_count"):
         from_tensors(metadata, glm5.tensors(glm5.UD_Q4_K_XL))
+
+
+def test_a_file_with_counts_by_layer_and_no_vocab_size(tmp_path: Path):
+    """As Gemma's are: arrays of numbers and of words, and a vocabulary that only the embedding tells."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    writer.add_head_count(8)
+    writer.add_head_count_kv([2, 4])
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("token_embd.weight", np.zeros((96, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    shape = model_shape(str(tmp_path / "model.gguf"))
+    assert (shape.vocab, shape.kv_heads) == (96, 4)
 
 
 def test_an_unknown_matrix_is_never_too_fast():

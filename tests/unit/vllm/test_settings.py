@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,3 +198,42 @@ def test_directories_need_a_config(tmp_path: Path) -> None:
     header, model = engine._prepare(on_cpu=True)
     assert header is None
     assert (model.architecture, model.config_dir) == ("llama", None)
+
+
+@pytest.mark.parametrize(("timeout_s", "end"), [(3600.0, asyncio.CancelledError), (0.1, UserError)])
+async def test_what_a_broken_off_load_has_started_is_ended_once_it_is_up(
+    timeout_s: float, end: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from service.engines.vllm import engine as module
+
+    up, closed = threading.Event(), threading.Event()
+
+    class Slow:
+        @staticmethod
+        def build(argv: list[str], books: object) -> Slow:
+            up.wait(60)
+            return Slow()
+
+        def close(self) -> None:
+            closed.set()
+
+    async def on_cpu() -> bool:
+        return True
+
+    model = Model(Path("/m"), "m", "llama", None, 64, 1)
+    monkeypatch.setattr(module, "Layer", Slow)
+    monkeypatch.setattr(module, "_on_cpu", on_cpu)
+    monkeypatch.setattr(module.launch, "variables", lambda options, cores: {})
+    monkeypatch.setattr(module.VllmEngine, "_prepare", lambda self, on_cpu: (None, model))
+    options = VllmOptions(load_timeout_s=timeout_s)
+    engine = module.VllmEngine(model="/m", served_name="m", slots=1, context_tokens=64, options=options)
+    starting = asyncio.Event()
+    loading = asyncio.create_task(engine.load(lambda told: starting.set() if told.phase == "starting vLLM" else None))
+    await starting.wait()
+    if end is asyncio.CancelledError:
+        loading.cancel()
+    with pytest.raises(end):
+        await loading
+    assert not closed.is_set()
+    up.set()
+    assert await asyncio.to_thread(closed.wait, 60)
