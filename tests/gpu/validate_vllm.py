@@ -60,8 +60,11 @@ class Case:
 
 
 def cases(gpus: int, demo: bool, gemma: bool) -> list[Case]:
-    ud, eager, two = "tiny-ud.gguf", {"cuda_graphs": False}, {"tensor_parallel": 2}
-    dense, sparse, packed = {"attention": "dense"}, {"attention": "sparse"}, {"kernels": "packed"}
+    ud, two = "tiny-ud.gguf", {"tensor_parallel": 2}
+    # The plugin's kernels unless `packed` says otherwise, later in the same dictionary.
+    plugin: dict[str, Any] = {"kernels": "plugin"}
+    eager, packed = {**plugin, "cuda_graphs": False}, {"kernels": "packed"}
+    dense, sparse = {**plugin, "attention": "dense"}, {**plugin, "attention": "sparse"}
     # The same kernels recorded: the tokens must be equal, not alike.
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(range(1, 9))}
     recorded = {"extra_args": [f"--compilation-config={json.dumps(graphs)}"]}
@@ -86,7 +89,7 @@ def cases(gpus: int, demo: bool, gemma: bool) -> list[Case]:
     if gemma:
         found += [Case("gemma eager", "gemma", eager), Case("gemma packed eager", "gemma", {**eager, **packed})]
     if demo:
-        found += [Case("demo eager", "demo", eager), Case("demo graph", "demo", {}, "demo eager")]
+        found += [Case("demo eager", "demo", eager), Case("demo graph", "demo", plugin, "demo eager")]
         found += [Case("demo packed eager", "demo", {**eager, **packed})]
         found += [Case("demo packed graph", "demo", packed, "demo packed eager")]
     if gpus > 1:

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Callable
 
+from prometheus_client import CollectorRegistry, Counter
+
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import IngressRecorder, ReplicaRecorder
@@ -38,33 +40,32 @@ def test_two_processes_share_nothing() -> None:
     assert by(read(b), "glm_replica_starts_total", "pool") == {}
 
 
-def best_us(run: Callable[[], object], times: int) -> float:
-    """CPU time of one call, the least of many short batches: the machine's other work only ever adds."""
-    found = []
+def cost(run: Callable[[], object], times: int) -> float:
+    """CPU time of one call in counter increments, each the least of many short batches, in turn: the machine's other
+    work only ever adds."""
+    increment = Counter("peer", "Peer.", registry=CollectorRegistry()).inc
+    found: dict[Callable[[], object], list[float]] = {run: [], increment: []}
     for _ in range(40):
-        start = time.thread_time()
-        for _ in range(times):
-            run()
-        found.append((time.thread_time() - start) / times * 1e6)
-    return min(found)
+        for call, spent in found.items():
+            start = time.thread_time()
+            for _ in range(times):
+                call()
+            spent.append(time.thread_time() - start)
+    return min(found[run]) / min(found[increment])
 
 
-def test_a_token_costs_under_two_microseconds_in_a_replica() -> None:
+def test_a_token_costs_a_few_increments() -> None:
+    """Seen: 2.7 in a replica (1.4 us), 2.8 in an ingress."""
     metrics = Metrics()
     chunk = Chunk(b"", 1)
     with ReplicaRecorder(metrics, "shared", 8).request("default") as request:
-        cost = best_us(lambda: request.chunk(chunk), 2_000)
-    print(f"{cost:.2f} us a token in the replica")
-    assert cost < 2.0
-
-
-def test_ingress_and_snapshot_stay_cheap() -> None:
-    metrics = Metrics()
-    chunk = Chunk(b"", 1)
-    ReplicaRecorder(metrics, "shared", 8)
+        assert cost(lambda: request.chunk(chunk), 2_000) < 6
     with IngressRecorder(metrics).request("chat") as request:
-        per_token = best_us(lambda: request.chunk(chunk), 1_000)
-    per_snapshot = best_us(lambda: snapshot(metrics), 5)
-    print(f"{per_token:.2f} us a token in the ingress, {per_snapshot / 1000:.2f} ms a snapshot")
-    assert per_token < 6.0
-    assert per_snapshot < 20_000
+        assert cost(lambda: request.chunk(chunk), 2_000) < 6
+
+
+def test_a_snapshot_stays_cheap() -> None:
+    """Seen: 1900 increments (1 ms), twice a second."""
+    metrics = Metrics()
+    ReplicaRecorder(metrics, "shared", 8)
+    assert cost(lambda: snapshot(metrics), 5) < 20_000

@@ -36,6 +36,8 @@ TABLE: list[tuple[str, Wish, dict[PoolName, PoolView], tuple[str, str, str]]] = 
     ("not where it would wait as well", Wish("priority", None), two(FULL, FULL), ("latency", "priority", "tier")),
     ("flex does not spill by default", Wish("flex", None), two(UP, FULL), ("throughput", "flex", "tier")),
     ("a mode is obeyed", Wish("flex", "latency"), two(), ("latency", "flex", "mode")),
+    ("throughput and no tier: no priority", Wish(None, "throughput"), two(), ("throughput", "default", "mode")),
+    ("latency and no tier: auto", Wish(None, "latency"), two(FULL), ("latency", "default", "mode")),
     ("a mode does not spill", Wish("priority", "latency"), two(FULL), ("latency", "priority", "mode")),
     ("the pool is down", Wish("priority", None), two(DOWN), ("throughput", "priority", "pool_down")),
     ("the mode's pool is down", Wish("flex", "throughput"), two(UP, DOWN), ("latency", "flex", "pool_down")),
