@@ -37,6 +37,7 @@ class Report:
     def to_json(self, date: str) -> dict[str, Any]:
         """What planning.measured reads, with the findings. `date`: ISO 8601."""
         rates = self.read_bandwidth or (0.0,) * len(self.devices)
+        allreduce = {name: [list(row) for row in t.table] for name, t in self.tables.items() if t.table}
         return {
             "format": FORMAT,
             "date": date,
@@ -46,9 +47,9 @@ class Report:
             "memory_bandwidth": round(self.host.memory_bandwidth),
             "verdict": self.verdict,
             "gpus": [asdict(d) | {"read_bandwidth": round(r)} for d, r in zip(self.devices, rates, strict=False)],
-            "allreduce": {name: [list(row) for row in t.table] for name, t in self.tables.items() if t.table},
+            "allreduce": allreduce,
             "allreduce_settings": {name: t.settings for name, t in self.tables.items() if t.settings},
-            "default_allreduce": "nccl",
+            "default_allreduce": checks.engines_own(allreduce),
             "checks": [asdict(f) for f in self.findings],
         }
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,23 @@ def test_a_broken_json_is_refused(tmp_path: Path, text: str, word: str):
     path.write_text(text)
     with pytest.raises(UserError, match=word):
         hardware.box(str(path))
+
+
+def test_what_vllm_takes_by_itself_needs_no_setting(tmp_path: Path):
+    """Its own kernel beats NCCL wherever vLLM turns it on: nothing to do, and planning counts with it."""
+    custom = ((4096, 6.8), (12288, 7.4), (65536, 8.1), (131072, 7.5), (262144, 8.0), (3145728, 17.9))
+
+    def answer(healthy, name):
+        return replace(healthy, table=custom, missing="") if name == "vllm-custom" else healthy
+
+    report = run(BoxProbe({"allreduce": answer}))
+    found = {f.name: f for f in report.findings}
+    assert found["all-reduce for latency"].status == found["all-reduce for throughput"].status == "ok"
+    assert "7 µs by vllm-custom" in found["all-reduce for latency"].found
+    path = tmp_path / "box.json"
+    path.write_text(json.dumps(report.to_json("2026-11-30")))
+    model = step_model("glm-5", str(path), tp=8)
+    assert model.split(1).allreduce == pytest.approx(157 * 7.4e-6)
 
 
 def test_a_cpu_box_from_preflight(tmp_path: Path):
