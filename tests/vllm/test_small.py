@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -64,19 +62,6 @@ def test_amx_attention_gets_bf16_alone(dtype: str, wanted: str | None) -> None:
     with pytest.raises(Rest):
         CpuPlatform.check_and_update_config(Config())
     assert getattr(Config.attention_config.backend, "name", None) == wanted
-
-
-def test_a_header_is_read_once(tmp_path: Path) -> None:
-    from vllm_gguf_plugin import gguf_utils, weight_utils
-
-    from service.engines.vllm.plugin import register
-    from tests.tiny_glm import Tiny, make
-
-    register()
-    path = str(make(tmp_path / "tiny.gguf", "q8_0", Tiny(layers=1, mtp=0, dense_layers=1)))
-    assert weight_utils.gguf.GGUFReader(path) is gguf_utils.gguf.GGUFReader(path)
-    register()
-    assert weight_utils.gguf.GGUFReader(path) is gguf_utils.gguf.GGUFReader(path)
 
 
 def test_glm5_is_told_from_deepseek() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from types import SimpleNamespace
+from functools import wraps
 from typing import Any
 
 _DONE = "_glm5_cured"
@@ -32,7 +31,7 @@ def apply() -> None:
     _rank_of_merged_columns()
     _sorted_shards()
     _zeros_behind_weights()
-    _headers_read_once()
+    _headers_read_quickly()
     if current_platform.is_cpu():
         _strided_rotary()
         _attention_beside_amx()
@@ -130,14 +129,13 @@ def _zeros_behind_weights() -> None:
     _once(GGUFMoEMethod, loaded, lambda process: tails.once_loaded(process, ("w13_qweight", "w2_qweight")))
 
 
-def _headers_read_once() -> None:
-    """gguf-py takes 15 s over a header with 262,144 tokens, and the plugin reads it four times: slow, not wrong."""
-    import gguf
-    from vllm_gguf_plugin import gguf_utils, weight_utils
+def _headers_read_quickly() -> None:
+    """gguf-py takes 15 s over a header with 262,144 tokens: slow, not wrong."""
+    from gguf import GGUFReader
 
-    if weight_utils.gguf is gguf:
-        remembering = SimpleNamespace(**vars(gguf) | {"GGUFReader": lru_cache(maxsize=1)(gguf.GGUFReader)})
-        weight_utils.gguf = gguf_utils.gguf = remembering
+    from service.engines.vllm import arrays
+
+    _once(GGUFReader, "_get_field_parts", arrays.quickly)
 
 
 def _strided_rotary() -> None:
