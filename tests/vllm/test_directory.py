@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from service.errors import UserError
 from tests.tiny_glm import Tiny, make
 from tests.tiny_glm.oracle import prompts, truth
 from tests.tiny_glm.vocabulary import SIZE
@@ -63,3 +64,9 @@ def test_a_directory_gives_transformers_tokens(engines: Engines, model: Any, wor
         assert whole.prompt_tokens == orjson.loads(whole.data)["usage"]["prompt_tokens"] == 4
     finally:
         engines.stop(engine)
+
+
+def test_a_directory_that_attends_sparsely_is_refused_at_once(engines: Engines, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(orjson.dumps({"model_type": "glm_moe_dsa"}))
+    with pytest.raises(UserError, match=r"glm_moe_dsa attends sparsely.*GGUF"):
+        engines.start(tmp_path)

@@ -32,6 +32,9 @@ from service.gguf.rules import Setup, refusals
 from service.planning.trace import read_trace
 from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
 
+SPARSE = ("glm_moe_dsa", "deepseek_v32")
+"""model_type of Hugging Face directories that vLLM serves with an indexer, which it has for GPUs only."""
+
 
 class VllmEngine:
     """One model under vLLM, `slots` sequences at once, `context_tokens` for each of them at most."""
@@ -110,6 +113,11 @@ class VllmEngine:
                 raise UserError(f"model directory {self._path} holds no config.json")
             config = orjson.loads((self._path / "config.json").read_bytes())
             kind = str(config.get("model_type", ""))
+            if on_cpu and kind in SPARSE:
+                raise UserError(
+                    f"{self._path}: {kind} attends sparsely, which vLLM's CPU build cannot; serve a GGUF file of it "
+                    "(dense attention), or use a GPU"
+                )
             return None, launch.Model(self._path, self._served, kind, None, self._context, self._slots)
         versions.check_entry_point()
         if not on_cpu:
