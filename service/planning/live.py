@@ -38,7 +38,7 @@ class Wish:
 
 def card(url: str) -> dict[str, Any]:
     """The first entry of /v1/models. Raises UserError."""
-    found = _get(url, "/v1/models").json()
+    found = _ask(url, "/v1/models").json()
     cards = found.get("data") if isinstance(found, dict) else None
     if not cards:
         raise UserError(f"{url} serves no model yet; wait for /readyz")
@@ -55,17 +55,8 @@ def scrapes(url: str, seconds: float) -> tuple[Scrape | None, Scrape]:
 
 def profile(url: str, pool: str, seconds: float, key: str | None) -> dict[str, float]:
     """Measured seconds of one step by cause, from the engine's own profiler. Raises UserError."""
-    import httpx
-
-    address, headers = url.rstrip("/") + "/profile", {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        asked = {"pool": pool, "seconds": seconds}
-        answer = httpx.post(address, json=asked, headers=headers, timeout=PROFILE_TIMEOUT_S)
-        found = answer.json()
-    except (httpx.HTTPError, ValueError) as fault:
-        raise UserError(f"{address} cannot be read ({type(fault).__name__})") from None
-    if answer.status_code != 200:
-        raise UserError(f"{address}: {found.get('error', {}).get('message', answer.status_code)}")
+    asked = {"pool": pool, "seconds": seconds}
+    found = _ask(url, "/profile", asked, key=key, timeout_s=PROFILE_TIMEOUT_S).json()
     return {cause: spent / found["steps"] for cause, spent in found["causes_s"].items()}
 
 
@@ -148,21 +139,29 @@ def crowded(url: str) -> str:
     return f"load average {load:.1f} on {cores} cores" if load > CROWDED * cores else ""
 
 
-def _get(url: str, path: str) -> Any:
+def _ask(
+    url: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, timeout_s: float = TIMEOUT_S
+) -> Any:
+    """GET, or POST where there is a body. Raises UserError with the service's own words where it has some."""
     import httpx
 
-    address = url.rstrip("/") + path
+    address, headers = url.rstrip("/") + path, {"authorization": f"Bearer {key}"} if key else {}
+    method = "GET" if body is None else "POST"
     try:
-        answer = httpx.get(address, timeout=TIMEOUT_S)
+        answer = httpx.request(method, address, json=body, headers=headers, timeout=timeout_s)
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
         raise UserError(f"{address} cannot be read ({type(fault).__name__}); give --url of a running service") from None
     if answer.status_code != 200:
-        raise UserError(f"{address} answered {answer.status_code}; give --url of a running service")
+        try:
+            said = str(answer.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            said = "give --url of a running service"
+        raise UserError(f"{address} answered {answer.status_code}: {said}")
     return answer
 
 
 def _scrape(url: str) -> Scrape:
-    text = _get(url, "/metrics").text
+    text = _ask(url, "/metrics").text
     try:
         found = Scrape.parse(text, time.monotonic())
     except ValueError:

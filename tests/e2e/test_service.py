@@ -16,6 +16,7 @@ import pytest
 import xllamacpp
 
 from service.config import ModelConfig
+from tests.e2e.traffic import events
 from tests.service import GLM5, Service
 
 pytestmark = pytest.mark.e2e
@@ -26,22 +27,11 @@ def ask(model: str, content: str, **more: Any) -> dict[str, Any]:
 
 
 async def read_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Text and usage of one streamed answer. Fails on anything but a whole stream."""
-    text, usage, done = "", {}, False
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                done = True
-                continue
-            event = json.loads(line[6:])
-            assert "error" not in event, event
-            usage = event.get("usage") or usage
-            for choice in event["choices"]:
-                text += choice["delta"].get("content") or ""
-    assert done, "the stream ended without [DONE]"
+    """Text and usage of one streamed answer."""
+    text, usage = "", {}
+    async for event in events(client, body):
+        usage = event.get("usage") or usage
+        text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
     return text, usage
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import httpx
 
@@ -68,6 +70,21 @@ class Level:
         return tokens / sum(end - start for start, end in spans)
 
 
+async def events(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The events of one streamed chat answer. Fails on anything but a whole stream."""
+    done = False
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                done = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                yield event
+    assert done, "the stream ended without [DONE]"
+
+
 async def one(client: httpx.AsyncClient, model: str, tokens: int, tier: str = "default") -> Stream:
     body = {
         "model": model,
@@ -79,21 +96,13 @@ async def one(client: httpx.AsyncClient, model: str, tokens: int, tier: str = "d
         "stream_options": {"include_usage": True},
         "service_tier": tier,
     }
-    sent, usage, done = time.monotonic(), None, False
+    sent, usage = time.monotonic(), None
     pieces: list[float] = []
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: "):
-                continue
-            if line == "data: [DONE]":
-                done = True
-                break
-            event = json.loads(line[6:])
-            if event["choices"] and event["choices"][0]["delta"].get("content"):
-                pieces.append(time.monotonic())
-            usage = event.get("usage") or usage
-    assert done and usage and pieces, "the stream was cut"
+    async for event in events(client, body):
+        if event["choices"] and event["choices"][0]["delta"].get("content"):
+            pieces.append(time.monotonic())
+        usage = event.get("usage") or usage
+    assert usage and pieces, "the stream was empty"
     return Stream(sent, tuple(pieces), time.monotonic(), usage["prompt_tokens"], usage["completion_tokens"], tier)
 
 
