@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from service.engines.vllm import patches, tails
 from service.engines.vllm.kernels import quant_method
 from service.engines.vllm.kernels import reference as ref
 from tests.unit.kernels.interpreted.cases import raw_blocks, relative
@@ -119,6 +120,25 @@ def test_types_without_a_packed_form_stay_with_the_plugin(gguf_config: Any, capl
     assert [r.getMessage() for r in caplog.records].count(
         "GGML type 10 has no packed form: vllm-gguf-plugin's kernels run it"
     ) == 1
+
+
+def test_what_the_plugin_keeps_ends_with_zeros(gguf_config: Any) -> None:
+    """Rows of 576 weights, which its matrix kernels leave behind the last row (tails.py)."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.linear import MergedColumnParallelLinear
+
+    patches._zeros_behind_weights()
+    with set_current_vllm_config(VllmConfig(additional_config={"glm5": {"packed": False}})):
+        layer = MergedColumnParallelLinear(576, [64, 128], bias=False, quant_config=gguf_config, prefix="gate_up_proj")
+    raws = [raw_blocks(n, 576, ref.Q4_1) for n in (64, 128)]
+    for shard in (1, 0):
+        layer.weight_loader_v2(layer.qweight_type, torch.tensor(ref.Q4_1), shard)
+        layer.weight_loader_v2(layer.qweight, raws[shard], shard)
+    layer.quant_method.process_weights_after_loading(layer)
+    weight = layer.qweight.data
+    assert torch.equal(weight, torch.cat(raws))
+    assert weight.untyped_storage().tolist()[weight.numel() :] == [0] * tails.TAIL
+    assert tails.safe(weight, ref.Q4_1) is weight
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
