@@ -22,7 +22,8 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "gemm",
         re.compile(
             r"gemm|gemv|matmul|mul_mat|addmm|aten::b?mm|onednn|cutlass|cublas|wgmma|moe|marlin|q\d_k|kquant|linear|nvjet"
-            r"|xmma",
+            # our own: experts (the list of who goes where and the sum included), decoding for cuBLAS
+            r"|xmma|^w13_|^w2_(pair|group)|^(group|sum|rows|scale|unscale)_kernel",
             re.I,
         ),
     ),

@@ -20,7 +20,7 @@ from service.metrics.top import Scrape
 from service.planning.cli import explain_app
 from service.planning.explain import best_advice, bounds, explain
 from service.planning.step_model import StepModel, step_model
-from service.planning.trace import read_trace, split_events
+from service.planning.trace import cause, read_trace, split_events
 
 
 def reading(at: float, *, steps: int, step_s: float, tokens: dict[str, float], busy: dict[str, float]) -> Scrape:
@@ -118,6 +118,34 @@ EVENTS = [
     kernel("vectorized_elementwise_kernel", 210, 5),
     {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 500},
 ]
+
+
+GLM5_STEP = {
+    # names of a decode step of GLM-5's layers on an H200, as torch's profiler wrote them (shortened)
+    "linear_kernel": "gemm",
+    "w13_pair_kernel": "gemm",
+    "w2_pair_kernel": "gemm",
+    "w13_group_kernel": "gemm",
+    "w2_group_kernel": "gemm",
+    "group_kernel": "gemm",
+    "sum_kernel": "gemm",
+    "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT": "gemm",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>": "gemm",
+    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::Col": "attention",
+    "void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, cute::C<128": "attention",
+    "void vllm::concat_and_cache_mla_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::Fp8KVCacheData": "attention",
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals": "allreduce",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "allreduce",
+    "void vllm::rms_norm_kernel<c10::BFloat16, 8, 2, true>(c10::BFloat16*, c10::BFloat16 const*": "other",
+    "void vllm::rotary_embedding_kernel<c10::BFloat16, c10::BFloat16, false>(long const*, c10::": "other",
+    "void at::native::sbtopk::gatherTopK<float, unsigned int, 1, false>(at::cuda::detail::Tenso": "other",
+    "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat1": "other",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), GLM5_STEP.items())
+def test_a_kernels_cause(name: str, kind: str) -> None:
+    assert cause(name) == kind
 
 
 def test_a_profile_is_split_by_hand():
