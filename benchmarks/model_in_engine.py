@@ -79,6 +79,9 @@ def main() -> int:
     import torch
 
     gpus = torch.cuda.device_count()
+    if not gpus:
+        print("needs a CUDA GPU", file=sys.stderr)
+        return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.file.name}, {time.strftime('%Y-%m-%d')}")
     results: dict[str, Any] = {}
     waiting: list[tuple[str, subprocess.Popen[str]]] = []

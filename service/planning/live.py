@@ -38,7 +38,7 @@ class Wish:
 
 def card(url: str) -> dict[str, Any]:
     """The first entry of /v1/models. Raises UserError."""
-    found = _ask(url, "/v1/models").json()
+    found = _json(_ask(url, "/v1/models"))
     cards = found.get("data") if isinstance(found, dict) else None
     if not cards:
         raise UserError(f"{url} serves no model yet; wait for /readyz")
@@ -56,7 +56,7 @@ def scrapes(url: str, seconds: float) -> tuple[Scrape | None, Scrape]:
 def profile(url: str, pool: str, seconds: float, key: str | None) -> dict[str, float]:
     """Measured seconds of one step by cause, from the engine's own profiler. Raises UserError."""
     asked = {"pool": pool, "seconds": seconds}
-    found = _ask(url, "/profile", asked, key=key, timeout_s=PROFILE_TIMEOUT_S).json()
+    found = _json(_ask(url, "/profile", asked, key=key, timeout_s=PROFILE_TIMEOUT_S))
     return {cause: spent / found["steps"] for cause, spent in found["causes_s"].items()}
 
 
@@ -158,6 +158,13 @@ def _ask(
             said = "give --url of a running service"
         raise UserError(f"{address} answered {answer.status_code}: {said}")
     return answer
+
+
+def _json(answer: Any) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        raise UserError(f"{answer.url} answered no JSON; give --url of a running service") from None
 
 
 def _scrape(url: str) -> Scrape:

@@ -215,7 +215,7 @@ def from_tensors(metadata: Mapping[str, Any], tensors: Iterable[Tensor], name: s
     vocab = metadata.get(f"{arch}.vocab_size")
     if not vocab:
         embedding = next((t for t in every if t.name == "token_embd.weight"), None)
-        vocab = max(embedding.shape) if embedding else 0
+        vocab = embedding.shape[-1] if embedding else 0  # GGUF's order: innermost first
     experts = number("expert_count", 0)
     return ModelShape(
         name=name or str(metadata.get("general.name", arch)),

@@ -38,6 +38,11 @@ class Report:
         """What planning.measured reads, with the findings. `date`: ISO 8601."""
         rates = self.read_bandwidth or (0.0,) * len(self.devices)
         allreduce = {name: [list(row) for row in t.table] for name, t in self.tables.items() if t.table}
+        own = checks.engines_own(allreduce)
+        if own != "nccl":
+            # messages of whole prompts, which its own kernel refuses, go to NCCL
+            last = allreduce[own][-1][0]
+            allreduce[own] += [row for row in allreduce.get("nccl", []) if row[0] > last]
         return {
             "format": FORMAT,
             "date": date,
@@ -49,7 +54,7 @@ class Report:
             "gpus": [asdict(d) | {"read_bandwidth": round(r)} for d, r in zip(self.devices, rates, strict=False)],
             "allreduce": allreduce,
             "allreduce_settings": {name: t.settings for name, t in self.tables.items() if t.settings},
-            "default_allreduce": checks.engines_own(allreduce),
+            "default_allreduce": own,
             "checks": [asdict(f) for f in self.findings],
         }
 

@@ -169,8 +169,8 @@ def check_extremes(run: Run) -> None:
 
 
 def check_early(run: Run) -> None:
-    """Programmatic launch in one CUDA graph: linears on two streams and experts, each fed by the one before. Not a bit
-    may differ from the same launched one after the other: a kernel that reads too early gives other bits."""
+    """Experts launched early between plain linears on two streams, in one CUDA graph, each fed by the one before. No
+    bit may differ from the same launched one after the other: a kernel that reads too early gives other bits."""
     if torch.cuda.get_device_capability() < (9, 0):
         return
     forms = (rp.FORM[ref.Q4_K], rp.FORM[ref.Q5_K])

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from gguf import GGUFValueType
 
-LENGTH = Struct("<Q")
+LENGTH = Struct("=Q")
+"""In this machine's order, as `byte_order == "I"` says."""
 
 
 def quickly(original: Any) -> Any:
-    """GGUFReader._get_field_parts with a way of its own for arrays; all else, and the other byte order, as before."""
+    """GGUFReader._get_field_parts with a way of its own for arrays; all else, and the other byte order, as before. An
+    array of strings has one part an element, not two: its length is left out."""
 
     @wraps(original)
     def parts(self: Any, at: int, raw_type: int) -> Any:

@@ -113,7 +113,7 @@ class VllmEngine:
                 raise UserError(f"model directory {self._path} holds no config.json")
             config = orjson.loads((self._path / "config.json").read_bytes())
             kind = str(config.get("model_type", ""))
-            if on_cpu and kind in SPARSE:
+            if on_cpu and (kind in SPARSE or "index_topk" in config):
                 raise UserError(
                     f"{self._path}: {kind} attends sparsely, which vLLM's CPU build cannot; serve a GGUF file of it "
                     "(dense attention), or use a GPU"

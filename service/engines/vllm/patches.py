@@ -1,7 +1,7 @@
 """Faults of vLLM 0.29.0 and vllm-gguf-plugin 0.0.5, most of which give wrong tokens without an error, cured in place.
 
-In place, because the plugin may register its own classes again after ours. Each cure names its fault; tests/vllm shows
-what happens without it. `apply()` is safe to call twice.
+In place, because the plugin may register its own classes again after ours. Each cure names its fault;
+tests/vllm shows what happens without it, where a CPU can. `apply()` is safe to call twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Zero bytes behind raw GGUF weights, because the plugin's matrix kernels read past the end of a tensor.
 
-mmq.cuh and moe.cuh of vllm-gguf-plugin 0.0.5 walk a row by 4 or 8 blocks of 32 weights without looking where it
-ends. A row of, say, 576 weights (18 blocks) is left by 6: inside a tensor those are the next row's, multiplied by zero
-tokens; behind the last row they are whatever lies there, and 0 times a scale that happens to be NaN or infinite is NaN.
-llama.cpp clears the bytes behind its tensors for the same reason. So do we; types with blocks of 256 never overrun.
+mmq.cuh and moe.cuh of vllm-gguf-plugin 0.0.5 load a row's blocks several at a time without looking where it ends. A row
+of, say, 576 weights (18 blocks of Q4_1, taken by eights) is left by 6 blocks: inside a tensor those are the next row's,
+multiplied by zero tokens; behind the last row they are whatever lies there, and 0 times a scale that happens to be NaN
+or infinite is NaN. Q2_K and Q3_K, taken by twos, multiply nothing beyond the end, but still read there, which may be no
+memory at all. llama.cpp clears the bytes behind its tensors for the same reason. So do we.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import gguf
 import torch
 
 TAIL = 256
-"""Bytes: 7 blocks of the largest 32-wide type (Q8_0, 34 bytes) and then some."""
+"""Bytes. Most that is left: 7 blocks of Q5_1 (168 bytes), 3 of Q8_0, 1 of Q3_K."""
 
-STEP = 8
-"""Blocks that the kernels take at once, at most."""
+Type = gguf.GGMLQuantizationType
+STEP = {Type.Q4_0: 8, Type.Q4_1: 8, Type.Q5_0: 8, Type.Q5_1: 8, Type.Q8_0: 4, Type.Q2_K: 2, Type.Q3_K: 2}
+"""Blocks loaded at once: 32 / qi of ggml-common.h. One for all other types."""
 
 
 def overruns(weight: torch.Tensor, ggml_type: int) -> bool:
     """Whether the kernels leave the last row of `weight` (raw bytes, rows last but one)."""
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(ggml_type)]
-    return block == 32 and weight.shape[-1] // size % STEP != 0
+    kind = Type(ggml_type)
+    blocks = weight.shape[-1] // gguf.GGML_QUANT_SIZES[kind][1]
+    return bool(blocks % STEP.get(kind, 1))
 
 
 def tailed(weight: torch.Tensor) -> torch.Tensor:
@@ -43,8 +46,8 @@ def safe(weight: torch.Tensor, ggml_type: int) -> torch.Tensor:
 
 
 def before_call(kernel: Any, weight_at: int, type_at: int) -> Any:
-    """`kernel` with its raw weight made safe: at no cost for layers that `once_loaded` has seen, a copy for a shard in
-    the middle of mixed ones, whose neighbour's bytes mean something else."""
+    """`kernel` with its raw weight made safe: at no cost for layers that `once_loaded` has seen, a copy at every call
+    for a shard in the middle of mixed ones, whose neighbour's bytes mean something else."""
 
     @wraps(kernel)
     def call(*given: Any) -> Any:

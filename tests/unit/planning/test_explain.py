@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from service.errors import UserError
 from service.metrics.declared import Metrics
 from service.metrics.top import Scrape
+from service.planning import live
 from service.planning.cli import explain_app
 from service.planning.explain import best_advice, bounds, explain
 from service.planning.step_model import StepModel, step_model
@@ -196,8 +197,14 @@ def service() -> Iterator[tuple[str, dict[str, Any]]]:
     metrics.rejections.labels("overloaded").inc(0)
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
         def do_GET(self) -> None:
-            if self.path == "/v1/models":
+            if "body" in state:
+                body = state["body"]
+            elif self.path == "/v1/models":
                 card = {"id": "m", "engine": state["engine"], "architecture": "llama", "parameters": 134515008}
                 body = json.dumps({"data": [card]}).encode()
             else:
@@ -220,6 +227,25 @@ def service() -> Iterator[tuple[str, dict[str, Any]]]:
     server.shutdown()
     server.server_close()
     thread.join(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b"<html>a web page</html>", "answered no JSON; give --url"),
+        (400, b'{"error": {"message": "the profiler is off"}}', "answered 400: the profiler is off"),
+        (502, b"<html>bad gateway</html>", "answered 502: give --url"),
+        (404, b'{"error": "not found"}', "answered 404: give --url"),
+    ],
+)
+def test_what_is_no_service_is_told_in_one_sentence(
+    service: tuple[str, dict[str, Any]], status: int, body: bytes, words: str
+):
+    url, state = service
+    state |= {"status": status, "body": body}
+    for read in (lambda: live.card(url), lambda: live.profile(url, "shared", 0.1, "key")):
+        with pytest.raises(UserError, match=words):
+            read()
 
 
 def test_the_command_reads_a_service(service: tuple[str, dict[str, Any]]):

@@ -139,13 +139,13 @@ def test_a_file_with_counts_by_layer_and_no_vocab_size(tmp_path: Path):
     writer.add_head_count(8)
     writer.add_head_count_kv([2, 4])
     writer.add_token_list(["a", "b"])
-    writer.add_tensor("token_embd.weight", np.zeros((96, 64), np.float32))
+    writer.add_tensor("token_embd.weight", np.zeros((48, 64), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     shape = model_shape(str(tmp_path / "model.gguf"))
-    assert (shape.vocab, shape.kv_heads) == (96, 4)
+    assert (shape.vocab, shape.kv_heads) == (48, 4)
 
 
 def test_an_unknown_matrix_is_never_too_fast():

@@ -140,8 +140,11 @@ def test_what_vllm_takes_by_itself_needs_no_setting(tmp_path: Path):
     """Its own kernel beats NCCL wherever vLLM turns it on: nothing to do, and planning counts with it."""
     custom = ((4096, 6.8), (12288, 7.4), (65536, 8.1), (131072, 7.5), (262144, 8.0), (3145728, 17.9))
 
+    nccl = (*probes.NCCL, (12 << 20, 400.0))
+
     def answer(healthy, name):
-        return replace(healthy, table=custom, missing="") if name == "vllm-custom" else healthy
+        table = {"vllm-custom": custom, "nccl": nccl}.get(name, healthy.table)
+        return replace(healthy, table=table, missing="" if table else healthy.missing)
 
     report = run(BoxProbe({"allreduce": answer}))
     found = {f.name: f for f in report.findings}
@@ -151,6 +154,8 @@ def test_what_vllm_takes_by_itself_needs_no_setting(tmp_path: Path):
     path.write_text(json.dumps(report.to_json("2026-11-30")))
     model = step_model("glm-5", str(path), tp=8)
     assert model.split(1).allreduce == pytest.approx(157 * 7.4e-6)
+    # whole prompts are beyond its own kernel: NCCL's time from there on
+    assert model.box.link.default.seconds(12 << 20) == pytest.approx(400e-6)
 
 
 def test_a_cpu_box_from_preflight(tmp_path: Path):
