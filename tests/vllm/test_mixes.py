@@ -129,7 +129,7 @@ def llamacpp(path: Path) -> list[tuple[list[int], list[Any]]]:
 def test_llamacpp_equals_transformers_too(mix: str, paths: dict[str, Path], workplace: Path) -> None:
     """In the dense range. llama.cpp gets F16's weights in a file of F32: over F16 weights it rounds the activations to
     half precision, and two roundings of what differs in the sixth digit are as good as independent. That alone moves
-    log-probabilities by 4e-3, an F16 cache by as much, and 5e-2 were seen on one prompt (a tie in a router, it seems)."""
+    log-probabilities by 4e-3, an F16 cache by as much, and 5e-2 were seen on one prompt (a router's tie, perhaps)."""
     path = paths[mix]
     if mix == "f16":
         halves = {
