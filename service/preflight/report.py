@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from service.errors import UserError
 from service.planning import hardware
 from service.planning.measured import FORMAT, part_name
-from service.preflight import checks
+from service.preflight import allreduce, checks
 from service.preflight.checks import Finding
 from service.preflight.probe import ALGORITHMS, AllReduce, Device, Host, Probe, ProbeFailed
 
@@ -37,12 +37,12 @@ class Report:
     def to_json(self, date: str) -> dict[str, Any]:
         """What planning.measured reads, with the findings. `date`: ISO 8601."""
         rates = self.read_bandwidth or (0.0,) * len(self.devices)
-        allreduce = {name: [list(row) for row in t.table] for name, t in self.tables.items() if t.table}
-        own = checks.engines_own(allreduce)
+        tables = {name: [list(row) for row in t.table] for name, t in self.tables.items() if t.table}
+        own = allreduce.engines_own(tables)
         if own != "nccl":
             # messages of whole prompts, which its own kernel refuses, go to NCCL
-            last = allreduce[own][-1][0]
-            allreduce[own] += [row for row in allreduce.get("nccl", []) if row[0] > last]
+            last = tables[own][-1][0]
+            tables[own] += [row for row in tables.get("nccl", []) if row[0] > last]
         return {
             "format": FORMAT,
             "date": date,
@@ -52,7 +52,7 @@ class Report:
             "memory_bandwidth": round(self.host.memory_bandwidth),
             "verdict": self.verdict,
             "gpus": [asdict(d) | {"read_bandwidth": round(r)} for d, r in zip(self.devices, rates, strict=False)],
-            "allreduce": allreduce,
+            "allreduce": tables,
             "allreduce_settings": {name: t.settings for name, t in self.tables.items() if t.settings},
             "default_allreduce": own,
             "checks": [asdict(f) for f in self.findings],
@@ -94,7 +94,7 @@ def run(probe: Probe, say: Say = lambda _: None, *, quick: bool = False, hidden:
             for name in ALGORITHMS:
                 say(f"all-reduce {name}")
                 answers[name] = _try(lambda name=name: probe.allreduce(name))  # type: ignore[misc]
-            findings += checks.allreduce(answers, hidden)
+            findings += allreduce.findings(answers, hidden)
             tables = {k: v for k, v in answers.items() if isinstance(v, AllReduce)}
     elif count == 1:
         findings.append(Finding("links", "skip", "one GPU: nothing to join"))
