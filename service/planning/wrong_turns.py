@@ -77,7 +77,14 @@ def fewer_gpus(model: StepModel, tp: int | None = None) -> Refusal:
     difference = slower.total - step.total
     count = other.allreduces
     each = model.allreduce_s(1)
-    break_even = by_weights / count if count else 0.0
+    if count:
+        links = f"the {count} all-reduces stay ({count} x {each * 1e6:.0f} µs = {count * each * 1e3:.1f} ms)"
+        turn = (
+            f"A link whose all-reduce among {tp} GPUs is more than {by_weights / count * 1e6:.0f} µs quicker would "
+            "turn it around"
+        )
+    else:
+        links, turn = f"the {model.allreduces} all-reduces go", "One GPU has nothing to wait for"
     room = memory(shape, other.box, other.settings, 1024, 1)
     fits = (
         f"it fits, with {room.free / 1e9:.0f} GB to spare"
@@ -91,12 +98,10 @@ def fewer_gpus(model: StepModel, tp: int | None = None) -> Refusal:
         2 * step.total * 1e3,
         slower.total * 1e3,
         "ms",
-        f"TP={tp}: split weights double (+{extra_gb:.1f} GB a GPU, {by_weights * 1e3:+.1f} ms), the {count} "
-        f"all-reduces stay ({count} x {each * 1e6:.0f} µs = {count * each * 1e3:.1f} ms): "
+        f"TP={tp}: split weights double (+{extra_gb:.1f} GB a GPU, {by_weights * 1e3:+.1f} ms), {links}: "
         f"{word} by {abs(difference) * 1e3:.1f} ms "
         f"({difference / step.total:+.0%}), not twice, because {step.allreduce / step.total:.0%} of the step is "
-        f"communication. A link whose all-reduce among {tp} GPUs is more than {break_even * 1e6:.0f} µs quicker would "
-        f"turn it around; {fits}.",
+        f"communication. {turn}; {fits}.",
     )
 
 

@@ -70,6 +70,12 @@ def test_active_weights_over_gpus_is_refused_by_name():
     assert "q_a" in refusal.sentence
 
 
+def test_one_gpu_instead_of_two_has_no_all_reduces():
+    refusal = fewer_gpus(step_model("glm-5", "2x-h200", tp=2))
+    assert "the 157 all-reduces go" in refusal.sentence
+    assert "among" not in refusal.sentence
+
+
 def test_fewer_gpus_by_bandwidth_alone_is_refused_with_the_difference():
     model = step_model("glm-5", "8x-rtx-pro-6000-reference", kernels="plugin")
     refusal = fewer_gpus(model)
