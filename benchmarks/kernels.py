@@ -119,9 +119,9 @@ def linears(only: str, ms: list[int], table: choose.Table, bandwidth: float) -> 
     )
     for s in (s for s in tune.GLM5_LINEARS if only in s.name):
         bench = measure.Bench(s)
-        pieces, rows = s.k // 64, -(-s.n // 64) * 64
         for m in ms:
-            tile = choose.linear_tile(table, s.form, rows, pieces, linear.unit(s.form, pieces), m)
+            tile = tune.chosen(table, s, m)
+            assert not isinstance(tile, choose.MoeTile)
             x = bench.tokens(m)
             ours = measure.graph_us(partial(packed, bench, x, tile), bench.copies)
             print(
@@ -141,7 +141,8 @@ def experts(only: str, ms: list[int], table: choose.Table, bandwidth: float) -> 
     for s in (s for s in tune.GLM5_MOE if only in s.name):
         bench = measure.Bench(s)
         for m in ms:
-            tile = choose.moe_tile(table, s.forms, s.experts, s.inner, s.hidden, m, s.top_k, s.hidden // 256)
+            tile = tune.chosen(table, s, m)
+            assert isinstance(tile, choose.MoeTile)
             print(
                 f"{s.name:22s}{m:6d}{attempt(partial(plugin_experts, bench, m))}"
                 f"{attempt(partial(marlin_experts, bench, m))}{bench.moe_us(m, tile):9.1f}"
@@ -190,20 +191,6 @@ def repack_speed() -> None:
         print(f"repack {name}: {raw.numel() / seconds / 1e9:.1f} GB/s, {peak / 2**30:.2f} GiB besides the raw bytes")
 
 
-def compile_ahead(only: str, ms: list[int], table: choose.Table) -> None:
-    """All tiles at once: one by one they would take most of the time."""
-    jobs: dict[tuple[object, ...], measure.Job] = {}
-    for m in ms:
-        for s in (s for s in tune.GLM5_LINEARS if only in s.name):
-            tile = choose.linear_tile(table, s.form, -(-s.n // 64) * 64, s.k // 64, linear.unit(s.form, s.k // 64), m)
-            if tile is not None:
-                jobs[tune.compiled_as(s, tile)] = (s, m, tile)
-        for e in (e for e in tune.GLM5_MOE if only in e.name):
-            pair = choose.moe_tile(table, e.forms, e.experts, e.inner, e.hidden, m, e.top_k, e.hidden // 256)
-            jobs[tune.compiled_as(e, pair)] = (e, m, pair)
-    measure.precompile(list(jobs.values()), 14)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only products whose name contains this")
@@ -215,7 +202,9 @@ def main() -> int:
         print("needs a CUDA GPU", file=sys.stderr)
         return 2
     table, ms = ops.here(torch.device("cuda", 0)), [int(m) for m in given.m.split(",")]
-    compile_ahead(given.only, ms, table)
+    # all tiles at once: one by one they would take most of the time
+    shapes = [s for s in (*tune.GLM5_LINEARS, *tune.GLM5_MOE) if given.only in s.name]
+    measure.precompile(tune.chosen_jobs(table, shapes, ms), 14)
     print(f"{torch.cuda.get_device_name()}, {tune.versions()}, table: {'yes' if table.linear else 'none'}")
     linears(given.only, ms, table, given.bandwidth)
     experts(given.only, ms, table, given.bandwidth)

@@ -128,21 +128,15 @@ def compile_ahead(copies: bool) -> None:
     """Compile the kernels that the engine will meet, in parallel: one by one inside it would take minutes."""
     import torch
 
-    from service.engines.vllm.kernels import choose, linear, measure, ops, tune
+    from service.engines.vllm.kernels import measure, ops, tune
 
-    table, jobs = ops.here(torch.device("cuda", 0)), []
-    for m in (*USERS, 1024):
-        for s in tune.GLM5_LINEARS:
-            pieces, rows = s.k // 64, -(-s.n // 64) * 64
-            tile = choose.linear_tile(table, s.form, rows, pieces, linear.unit(s.form, pieces), m)
-            if tile is not None and not (copies and m >= ops.COPY_FROM):
-                jobs.append((s, m, tile))
-        s = tune.GLM5_MOE[0]
-        jobs.append((s, m, choose.moe_tile(table, s.forms, s.experts, s.inner, s.hidden, m, s.top_k, s.hidden // 256)))
-    unique = {tune.compiled_as(shape, tile): (shape, m, tile) for shape, m, tile in jobs}
+    table = ops.here(torch.device("cuda", 0))
+    # from COPY_FROM tokens on the copies are used
+    few = [m for m in (*USERS, 1024) if not (copies and m >= ops.COPY_FROM)]
+    jobs = tune.chosen_jobs(table, tune.GLM5_LINEARS, few) + tune.chosen_jobs(table, tune.GLM5_MOE[:1], (*USERS, 1024))
     started = time.perf_counter()
-    failed = [e for e in measure.precompile(list(unique.values()), min(14, os.cpu_count() or 2)) if e]
-    print(f"compiled {len(unique)} kernels in {time.perf_counter() - started:.0f} s {failed}", flush=True)
+    failed = [e for e in measure.precompile(jobs, min(14, os.cpu_count() or 2)) if e]
+    print(f"compiled {len(jobs)} kernels in {time.perf_counter() - started:.0f} s {failed}", flush=True)
 
 
 def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eager: bool = False) -> dict[str, object]:
@@ -155,7 +149,7 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
     if variant != "plugin" and not tiny and int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        compile_ahead("copies" in variant)
+        compile_ahead(variant.endswith("copies"))
     import vllm_gguf_plugin
     from vllm import LLM, SamplingParams
 

@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.kernels_in_engine import paths
 from tests.gpu.validate_vllm import orjson_or_json
 
 REPEATS, ANSWER, PROMPT = 3, 128, 1000
@@ -83,25 +84,22 @@ def main() -> int:
         print("needs a CUDA GPU", file=sys.stderr)
         return 2
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.file.name}, {time.strftime('%Y-%m-%d')}")
-    results: dict[str, Any] = {}
-    waiting: list[tuple[str, subprocess.Popen[str]]] = []
-    root = str(Path(__file__).resolve().parents[1])
-    for number, variant in enumerate(VARIANTS):
-        command = [sys.executable, __file__, str(given.file), "--users", given.users, "--variant", variant]
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": str(number % gpus), "PYTHONPATH": path}
-        waiting.append((variant, subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)))
-        if gpus == 1 or variant == VARIANTS[-1]:
-            for name, process in waiting:
-                for line in process.communicate(timeout=580)[0].splitlines():
-                    if line.startswith("RESULT "):
-                        results[name] = json.loads(line[7:])
-            waiting = []
+
+    def alone(number: int) -> dict[str, float]:
+        """One variant in a process of its own; empty if it did not end well."""
+        command = [sys.executable, __file__, str(given.file), "--users", given.users, "--variant", VARIANTS[number]]
+        env = os.environ | paths() | {"CUDA_VISIBLE_DEVICES": str(number % gpus)}
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=580, check=False)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+        return dict(json.loads(lines[-1][7:])) if lines else {}
+
+    with ThreadPoolExecutor(gpus) as pool:
+        results = list(pool.map(alone, range(len(VARIANTS))))
     print("| tok/s | plugin | packed | packed / plugin |\n|---|---|---|---|")
     for key in ("prefill", *given.users.split(",")):
-        a, b = (results.get(v, {}).get(key, float("nan")) for v in VARIANTS)
+        a, b = (result.get(key, float("nan")) for result in results)
         print(f"| {key} | {a:.0f} | {b:.0f} | {b / a:.2f} |")
-    return 0 if len(results) == len(VARIANTS) else 1
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

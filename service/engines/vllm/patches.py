@@ -115,7 +115,7 @@ def _sorted_shards() -> None:
 
 
 def _zeros_behind_weights() -> None:
-    """The plugin's matrix kernels read past the last row where it is no multiple of 256 weights: NaN, by chance."""
+    """The plugin's matrix kernels read past the last row where its blocks do not fill their steps: NaN, by chance."""
     from vllm_gguf_plugin import ops
     from vllm_gguf_plugin.quantization.fused_moe import GGUFMoEMethod
     from vllm_gguf_plugin.quantization.linear import GGUFLinearMethod

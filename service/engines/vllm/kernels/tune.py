@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -172,6 +172,25 @@ def tune(
     return table, results
 
 
+def chosen(table: Table, shape: LinearShape | MoeShape, m: int) -> LinearTile | MoeTile | None:
+    """The tile that `table` or the rules give a shape at m tokens (None: decode and cuBLAS)."""
+    if isinstance(shape, MoeShape):
+        units = shape.hidden // 256
+        return moe_tile(table, shape.forms, shape.experts, shape.inner, shape.hidden, m, shape.top_k, units)
+    pieces = shape.k // 64
+    return linear_tile(table, shape.form, -(-shape.n // 64) * 64, pieces, unit(shape.form, pieces), m)
+
+
+def chosen_jobs(table: Table, shapes: Iterable[LinearShape | MoeShape], ms: Iterable[int]) -> list[Job]:
+    """What must be compiled to run these shapes at these numbers of tokens; each machine code once."""
+    found: dict[tuple[object, ...], Job] = {}
+    for shape, m in itertools.product(shapes, ms):
+        tile = chosen(table, shape, m)
+        if tile is not None:
+            found.setdefault(compiled_as(shape, tile), (shape, m, tile))
+    return list(found.values())
+
+
 def compiled_as(shape: LinearShape | MoeShape, tile: LinearTile | MoeTile) -> tuple[object, ...]:
     """What decides the machine code: shapes and splits are run-time values of the kernels."""
     if isinstance(shape, LinearShape):
@@ -236,14 +255,14 @@ def resources(capability: int) -> Iterator[Resources]:
     for m in (1, 16, 64, 256, 1024):
         seen = set()
         for shape in GLM5_LINEARS:
-            pieces, rows = shape.k // 64, -(-shape.n // 64) * 64
-            tile = linear_tile(Table(), shape.form, rows, pieces, unit(shape.form, pieces), m)
-            if tile is not None and compiled_as(shape, tile) not in seen:
+            tile = chosen(Table(), shape, m)
+            if isinstance(tile, LinearTile) and compiled_as(shape, tile) not in seen:
                 seen.add(compiled_as(shape, tile))
                 yield from linear_resources(shape.form, shape.n, shape.k, m, tile, capability)
         moe = GLM5_MOE[0]
-        chosen = moe_tile(Table(), moe.forms, moe.experts, moe.inner, moe.hidden, m, moe.top_k, moe.hidden // 256)
-        yield from moe_resources(moe.forms, moe.experts, moe.inner, moe.hidden, m, moe.top_k, chosen, capability)
+        pair = chosen(Table(), moe, m)
+        assert isinstance(pair, MoeTile)
+        yield from moe_resources(moe.forms, moe.experts, moe.inner, moe.hidden, m, moe.top_k, pair, capability)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -254,17 +273,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--moe-m", type=_numbers, default=MOE_M)
     parser.add_argument("--only", default="", help="only the shapes whose name contains this")
     parser.add_argument("--processes", type=int, default=14, help="compilers at a time")
-    chosen = parser.parse_args(arguments)
-    linears = [s for s in GLM5_LINEARS if chosen.only in s.name]
-    moes = [s for s in GLM5_MOE if chosen.only in s.name]
+    given = parser.parse_args(arguments)
+    linears = [s for s in GLM5_LINEARS if given.only in s.name]
+    moes = [s for s in GLM5_MOE if given.only in s.name]
 
     def say(line: str) -> None:
         print(line, flush=True)  # noqa: T201 - the command's output
 
     def save(table: Table) -> None:
-        chosen.out.write_text(dump(table, versions()))
+        given.out.write_text(dump(table, versions()))
 
-    tune(linears, moes, chosen.linear_m, chosen.moe_m, chosen.processes, say, save=save)
+    tune(linears, moes, given.linear_m, given.moe_m, given.processes, say, save=save)
     return 0
 
 
