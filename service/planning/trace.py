@@ -23,7 +23,7 @@ CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
         re.compile(
             r"gemm|gemv|matmul|mul_mat|addmm|aten::b?mm|onednn|cutlass|cublas|wgmma|moe|marlin|q\d_k|kquant|linear|nvjet"
             # our own: experts (the list of who goes where and the sum included), decoding for cuBLAS
-            r"|xmma|^w13_|^w2_(pair|group)|^(group|sum|rows|scale|unscale)_kernel",
+            r"|xmma|^w13_|^w2_(pair|group)|^(prepare|sum|rows|scale|unscale)_kernel",
             re.I,
         ),
     ),

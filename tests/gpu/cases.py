@@ -6,7 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-SOUND = {"tiny-ud.gguf": "dense eager", "tiny-w1_over_w3.gguf": "w1 Q6_K, w3 Q4_K"}
+SOUND = {
+    "tiny-ud.gguf": "dense eager",
+    "tiny-w1_over_w3.gguf": "w1 Q6_K, w3 Q4_K",
+    "tiny-misaligned.gguf": "misaligned TP=1",
+}
 """Faults are judged against the answers of the sound engine on the same file, as an operator would do it."""
 
 
@@ -52,6 +56,7 @@ def cases(gpus: int, demo: bool, gemma: bool) -> list[Case]:
         Case("packed dense graph MTP", ud, {**dense, **packed, "mtp_tokens": 2}, "packed dense eager"),
         Case("packed sparse graph MTP", ud, {**sparse, **packed, "mtp_tokens": 2}, "packed dense eager"),
         Case("w1 Q6_K, w3 Q4_K", "tiny-w1_over_w3.gguf", {**dense, **eager}),
+        Case("misaligned TP=1", "tiny-misaligned.gguf", {**dense, **eager}),
         Case("fault: w1/w3 types", "tiny-w1_over_w3.gguf", {**dense, **eager}, faults="w1_w3_types", stopped="gate"),
         Case("fault: shards unsorted", ud, {**dense, **eager}, faults="shards_unsorted", stopped="gate"),
     ]

@@ -27,17 +27,21 @@ import types
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.gpu.cases import SOUND, Case, cases
+from tests.tiny_glm.oracle import load, truth
+from tests.vllm.faults import VARIABLE, plugin_path
 
 STEPS = 16
 # Random weights, logits of spread 1.5: tokens lie close together, and a router's tie falls this way or that. Measured
 # for sound engines (docs/gpu-validation.md): bf16 beside fp32 0.1 to 0.3 on average, garbage above 1.
 MEAN, MEAN_FP32 = 0.15, 0.35
 TIE = 0.5
-"""Two modes may choose different tokens only where the first thinks them closer than this."""
+"""Two modes may choose different tokens only where the first thinks them closer than this. Both allowances grow to what
+the two are off fp32 where that is more: kernels with 8-bit activations differ from each other as from the truth."""
 CASE_TIMEOUT_S = 420
 AT_ONCE = 6
 """Engines started at the same time on one GPU: their starts are Python and compilers, 13 took 230 s on 32 cores."""
@@ -137,6 +141,8 @@ class Result:
     case: Case
     tree: dict[str, Any]
     log: str
+    truth: Found | None = None
+    """Beside fp32, once judged."""
 
     @property
     def backend(self) -> str:
@@ -144,12 +150,16 @@ class Result:
         return names[-1] if names else ""
 
 
+def where(case: Case, args: argparse.Namespace) -> Path:
+    path = {"demo": args.demo, "gemma": args.gemma}.get(case.file, args.files / case.file)
+    assert isinstance(path, Path)
+    return path
+
+
 def start(case: Case, args: argparse.Namespace, work: Path, visible: str, reference: str = "") -> Result:
     slug = re.sub(r"\W+", "-", case.name)
     out, log = work / f"{slug}.json", work / f"{slug}.log"
-    path = {"demo": args.demo, "gemma": args.gemma}.get(case.file, args.files / case.file)
-    from tests.vllm.faults import VARIABLE, plugin_path
-
+    path = where(case, args)
     plugin = plugin_path(work / f"plugin-{slug}", faults=bool(case.faults))
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(Path.cwd()), plugin, os.environ.get("PYTHONPATH", "")]),
@@ -204,13 +214,19 @@ def compare(base: dict[str, Any], other: dict[str, Any]) -> Found:
     return found
 
 
+@cache
+def oracle(path: Path) -> Any:
+    """The model in fp32 by transformers."""
+    if path.name.startswith("tiny"):
+        return load(path)
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="float32").eval()
+
+
 def against_oracle(path: Path, tree: dict[str, Any]) -> Found:
     """The same against transformers in fp32."""
-    import numpy as np
-
-    from tests.tiny_glm.oracle import load, truth
-
-    model = load(path)
+    model = oracle(path)
     found = Found()
     for probe in tree["answers"]["probes"]:
         tokens = [step["token"] for step in probe["steps"]]
@@ -219,7 +235,7 @@ def against_oracle(path: Path, tree: dict[str, Any]) -> Found:
             found.compared += 1
             found.equal += step["token"] == choice
             found.tie = max(found.tie, float(row[choice] - row[step["token"]]))
-            found.gaps += [abs(p - float(np.asarray(row)[t])) for t, p in step["top"][:4]]
+            found.gaps += [abs(p - float(row[t])) for t, p in step["top"][:4]]
     return found
 
 
@@ -234,18 +250,17 @@ def judge(result: Result, done: dict[str, Result], args: argparse.Namespace) -> 
         return "stopped" in tree and right, said[-150:]
     if "stopped" in tree:
         return False, "stopped: " + tree["stopped"][-200:]
-    words, good = [], True
-    if case.same_as and case.same_as in done and "answers" in done[case.same_as].tree:
-        found = compare(done[case.same_as].tree, tree)
-        good &= found.equal == found.compared if case.exact else found.tie < TIE and found.mean < MEAN
-        words.append(f"{found.equal}/{found.compared} tokens as {case.same_as}, {found}")
+    result.truth = beside = against_oracle(where(case, args), tree)
+    words, good = [f"{beside.equal}/{beside.compared} as transformers fp32, {beside}"], beside.mean < MEAN_FP32
+    base = done.get(case.same_as)
+    if base and base.truth:
+        found = compare(base.tree, tree)
+        tie, mean = max(TIE, base.truth.tie), max(MEAN, base.truth.mean + beside.mean)
+        good &= found.equal == found.compared if case.exact else found.tie <= tie and found.mean < mean
+        words.insert(0, f"{found.equal}/{found.compared} tokens as {case.same_as}, {found}")
     elif case.same_as:
         good = False
         words.append(f"nothing to compare with: {case.same_as}")
-    if case.file.startswith("tiny"):
-        found = against_oracle(args.files / case.file, tree)
-        good &= found.mean < MEAN_FP32
-        words.append(f"{found.equal}/{found.compared} as transformers fp32, {found}")
     if case.options.get("mtp_tokens"):
         words.append(f"drafted {tree['drafted']}, kept {tree['accepted']}")
         good &= tree["drafted"] > 0

@@ -128,7 +128,7 @@ GLM5_STEP = {
     "w2_pair_kernel": "gemm",
     "w13_group_kernel": "gemm",
     "w2_group_kernel": "gemm",
-    "group_kernel": "gemm",
+    "prepare_kernel": "gemm",
     "sum_kernel": "gemm",
     "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_TNT": "gemm",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float>": "gemm",

@@ -237,19 +237,30 @@ def prefetch_unit(low, high, scales, N, r0, unit, FORM: tl.constexpr, UNIT: tl.c
 
 
 @triton.jit
+def bare_product(
+    low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
+    ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`product` for tokens that are known to be in fp16's range."""
+    one = tl.full([BM], 1.0, tl.float32)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for i in tl.range(0, COUNT, num_stages=STAGES):
+        acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, one, first + i, FORM, UNIT, MASK_K, False, ASM, BN)
+    return acc
+
+
+@triton.jit
 def product(
     low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
     ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """W[rn, ks] . x[ks, tokens] over COUNT units from unit `first`: fp32 [BN, BM] before `alpha`, guarded."""
-    one = tl.full([BM], 1.0, tl.float32)
-    acc = tl.zeros([BN, BM], tl.float32)
-    for i in tl.range(0, COUNT, num_stages=STAGES):
-        acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, one, first + i, FORM, UNIT, MASK_K, False, ASM, BN)
-    if suspicious(acc, FORM):
-        factor, back = powers(largest(x, K, row_ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, BM))
+    acc = bare_product(low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM, UNIT, MASK_K, ASM, BN, BM, STAGES)
+    if suspicious(acc, row_ok, FORM):
+        most = largest(x, K, row_ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, BM)
+        factor, back = powers(most)
         acc = tl.zeros([BN, BM], tl.float32)
-        for again in tl.range(0, COUNT, num_stages=1):
+        for again in tl.range(0, tl.where(tl.max(most, 0) > 0, COUNT, 0), num_stages=1):
             acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, factor, first + again, FORM, UNIT, MASK_K, True,
                            ASM, BN)  # fmt: skip
         acc = acc * back[None, :]
@@ -260,16 +271,16 @@ SMALL = tl.constexpr(2.0**-12)
 
 
 @triton.jit
-def suspicious(acc, FORM: tl.constexpr):
-    """Whether a tile must be done again: not finite, or a token's outputs all so small that it was subnormal in fp16.
+def suspicious(acc, row_ok, FORM: tl.constexpr):
+    """Whether a tile must be done again: not finite, or the outputs of a token (`row_ok`: the column has one) all so
+    small that it was subnormal in fp16, or nothing: all of it may have been under fp16's least.
 
     In units of the normalised weights, whose largest is about 0.5 (AFFINE) or 2^15 (the others): tokens of rms 2e-5,
     where fp16 still keeps 10 bits, give outputs around SMALL.
     """
     small = SMALL if FORM == 4 or FORM == 5 else SMALL * 65536.0
     most = tl.max(tl.where(acc == acc, tl.abs(acc), float("inf")), 0)
-    # an all-zero column is an empty slot, or a token of zeros: right as it is
-    fine = ((most >= small) & (most < float("inf"))) | (most == 0.0)
+    fine = ((most >= small) & (most < float("inf"))) | (row_ok == 0)
     return tl.max(tl.where(fine, 0, 1), 0) > 0
 
 
@@ -289,3 +300,14 @@ def powers(most):
     """(factor, back): powers of two with factor * back = 1 and factor * most in [1, 2), kept normal."""
     field = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) >> 23, 1), 253)
     return ((254 - field) << 23).to(tl.float32, bitcast=True), (field << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def joined(base, STEP, SPLIT, ok, BN: tl.constexpr, BM: tl.constexpr):
+    """Sum over SPLIT partial tiles [BN, BM], STEP apart, in their order; four loads are under way at a time."""
+    total = tl.zeros([BN, BM], tl.float32)
+    for first in range(0, SPLIT, 4):
+        for j in tl.static_range(4):
+            at = first + j
+            total += tl.load(base + at * STEP, mask=ok & (at < SPLIT), other=0.0, cache_modifier=".cg")
+    return total

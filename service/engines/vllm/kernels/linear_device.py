@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from service.engines.vllm.kernels.decode import piece, powers, product
+from service.engines.vllm.kernels.decode import joined, piece, powers, product
 
 
 @triton.jit(do_not_specialize=["M", "COUNT", "SPLIT"])
@@ -40,9 +40,7 @@ def linear_kernel(
         tl.store(base + pk * (BN * BM), acc, mask=ok)
         tl.debug_barrier()
         if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
-            total = tl.zeros([BN, BM], tl.float32)
-            for k in range(SPLIT):
-                total += tl.load(base + k * (BN * BM), mask=ok, other=0.0, cache_modifier=".cg")
+            total = joined(base, BN * BM, SPLIT, ok, BN, BM)
             tl.store(op, total.to(out.dtype.element_ty), mask=ok)
             tl.store(counters + tile, 0)
 

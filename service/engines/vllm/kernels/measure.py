@@ -84,7 +84,7 @@ def compile_job(job: Job) -> str | None:
         else:
             assert isinstance(tile, MoeTile)
             k = Kernels()
-            warm = Kernels(*(Warm(f) for f in (k.group, k.w13_pair, k.w13_group, k.w2_pair, k.w2_group, k.sum)))
+            warm = Kernels(*(Warm(f) for f in (k.prepare, k.w13_pair, k.w13_group, k.w2_pair, k.w2_group, k.sum)))
             offline.launch_moe_with(warm, shape.forms, shape.experts, shape.inner, shape.hidden, m, shape.top_k, tile)
     except Exception as error:  # noqa: BLE001 - whatever a candidate does wrong, it only drops out
         while error.__cause__ is not None:

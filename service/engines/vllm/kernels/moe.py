@@ -19,16 +19,16 @@ from service.engines.vllm.kernels.linear import COUNTERS, asm_for, registers, un
 from service.engines.vllm.kernels.repack import Packed
 
 CHUNK = 2048
-"""Tokens at a time. At GLM-5's hidden size and 8 experts a token: 200 MB of fp16."""
+"""Tokens at a time. At GLM-5's hidden size and 8 experts a token: 230 MB of fp16."""
 
 Pick = Callable[[int], MoeTile]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The five kernels, replaceable by stand-ins whose `[grid]` only compiles (tune.py)."""
+    """The six kernels, replaceable by stand-ins whose `[grid]` only compiles (tune.py)."""
 
-    group: Any = device.group_kernel
+    prepare: Any = device.prepare_kernel
     w13_pair: Any = device.w13_pair_kernel
     w13_group: Any = device.w13_group_kernel
     w2_pair: Any = device.w2_pair_kernel
@@ -86,7 +86,6 @@ def launch(
     common13: dict[str, Any] = {
         "FORM": w13.form, "UNIT": step13, "MASK_K": w13.pieces * 64 != w13.k, "ASM": asm_for(x),
         "BN": tile.w13.bn, "BM": tile.w13.bm, "STAGES": tile.w13.stages, "num_warps": tile.w13.warps,
-        "maxnreg": registers(tile.w13),
     }  # fmt: skip
     common2: dict[str, Any] = {
         "UNITS": units2, "FORM": w2.form, "UNIT": step2, "MASK_K": w2.pieces * 64 != w2.k,
@@ -100,7 +99,7 @@ def launch(
         k.w13_pair[(n13, m * top_k, split)](
             x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
             w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1,
-            HAS_MAP=has_map, EARLY=tile.early, **common13, **pdl,
+            HAS_MAP=has_map, EARLY=tile.early, maxnreg=registers(tile.w13), **common13, **pdl,
         )  # fmt: skip
         k.w2_pair[(n2, m)](
             inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
@@ -111,21 +110,24 @@ def launch(
     assert tile.w13.bm == tile.w2.bm and tile.w13.split == tile.w2.split == 1, tile
     pairs, e = m * top_k, w13.experts
     most_items = min(pairs, e + pairs // tile.w13.bm)
-    lists, counts, item_expert, item_block, items = (
-        torch.empty(size, dtype=torch.int32, device=x.device) for size in (e * pairs, e, most_items, most_items, 1)
-    )
-    k.group[(e,)](
-        ids, ids_map, lists, counts, item_expert, item_block, items, counters, pairs, pairs, EXPERTS=e,
-        EXPERTS2=1 << (e - 1).bit_length(), BM=tile.w13.bm, BLOCK=1024 if pairs > 512 else 512, HAS_MAP=has_map,
-        num_warps=4,
+    # lists, counts, item_expert, item_block, items
+    groups = [torch.empty(n, dtype=torch.int32, device=x.device) for n in (e * pairs, e, most_items, most_items, 1)]
+    x16 = torch.empty(m, w13.k, dtype=torch.float16, device=x.device)
+    norms = torch.empty(m, 2, dtype=torch.float32, device=x.device)
+    k.prepare[(e + m,)](
+        x, x16, norms, ids, ids_map, *groups, counters, w13.k, pairs, pairs,
+        EXPERTS=e, EXPERTS2=1 << (e - 1).bit_length(), BM=tile.w13.bm, BLOCK=1024 if pairs > 512 else 512,
+        SPAN=min(8192, 1 << (w13.k - 1).bit_length()), HAS_MAP=has_map, num_warps=4,
     )  # fmt: skip
     k.w13_group[(n13, most_items)](
-        x, w13.low, w13.high, w13.scales, w13.alpha, lists, counts, item_expert, item_block, items, weights, inner,
+        x16, norms, w13.low, w13.high, w13.scales, w13.alpha, *groups, weights, inner,
         w13.k, w2.k, top_k, pairs, units13, w13.rows, w13.pieces, **common13,
     )  # fmt: skip
     y = torch.empty(pairs, w2.n, dtype=torch.float16, device=x.device)
     k.w2_group[(n2 // tile.loop, most_items)](
-        inner, w2.low, w2.high, w2.scales, w2.alpha, lists, counts, item_expert, item_block, items, y,
+        inner, w2.low, w2.high, w2.scales, w2.alpha, *groups, y,
         w2.k, w2.n, pairs, w2.rows, w2.pieces, LOOP=tile.loop, **common2,
     )  # fmt: skip
-    k.sum[(m, -(-w2.n // 1024))](y, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4)
+    k.sum[(m, -(-w2.n // 1024))](
+        y, norms, ids, ids_map, out, w2.n, TOPK=top_k, HAS_MAP=has_map, BLOCK=1024, num_warps=4
+    )

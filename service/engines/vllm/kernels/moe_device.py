@@ -1,9 +1,12 @@
 """Device code of the experts: sorting tokens by expert, gate and up with SwiGLU, down, and the sum over experts.
 
 A "pair" is (token, slot): pair p = token * TOPK + slot. Expert ids outside the rank (mapped to -1) contribute nothing.
-Between the two products values are float32 where tokens are few. In grouped mode they are fp16 and saturate at 65504,
-and so does each pair's output while it waits for the sum: bf16 there would cost a third of the error budget, float32
-occupancy (the tile is buffered once a pipeline stage) and a tenth of the speed at 256 tokens.
+
+Range. Few tokens: the guard of decode.py, and float32 between the two products. Many (groups): every token is first
+scaled by a power of two that puts its largest value under fp16's end (`back` undoes it), so the products need no guard;
+and what lies between the products, and each pair's output before the sum, is fp16 divided by about the token's mean
+square (`between`), because silu(gate) * up grows with it. It saturates at 65504, which it would reach at a hundred
+thousand times its usual size. float32 there would cost occupancy (the tile is buffered once a pipeline stage).
 """
 
 # Triton functions are not Python functions: types are the compiler's business.
@@ -15,7 +18,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from service.engines.vllm.kernels.decode import largest, powers, prefetch_unit, product, suspicious, unit_dot
+from service.engines.vllm.kernels.decode import (
+    bare_product,
+    joined,
+    largest,
+    powers,
+    prefetch_unit,
+    product,
+    suspicious,
+    unit_dot,
+)
 
 
 @triton.jit
@@ -34,7 +46,23 @@ def local_expert(ids, expert_map, at, ok, HAS_MAP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["PAIRS", "CAP"])
-def group_kernel(
+def prepare_kernel(
+    x, x16, norms, ids, expert_map, lists, counts, item_expert, item_block, items, arrived, H, PAIRS, CAP,
+    EXPERTS: tl.constexpr, EXPERTS2: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    HAS_MAP: tl.constexpr,
+):  # fmt: skip
+    """Program e < EXPERTS lists the pairs of expert e; the others scale one token each."""
+    if tl.program_id(0) < EXPERTS:
+        group(
+            ids, expert_map, lists, counts, item_expert, item_block, items, arrived, PAIRS, CAP, EXPERTS, EXPERTS2, BM,
+            BLOCK, HAS_MAP,
+        )  # fmt: skip
+    else:
+        scale_token(x, x16, norms, tl.program_id(0) - EXPERTS, H, SPAN)
+
+
+@triton.jit
+def group(
     ids, expert_map, lists, counts, item_expert, item_block, items, arrived, PAIRS, CAP, EXPERTS: tl.constexpr,
     EXPERTS2: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, HAS_MAP: tl.constexpr,
 ):  # fmt: skip
@@ -66,6 +94,27 @@ def group_kernel(
 
 
 @triton.jit
+def scale_token(x, x16, norms, token, H, SPAN: tl.constexpr):
+    """x16[t, :] = x[t, :] / back in fp16, its largest in [2^14, 2^15). norms[t] = (back, between), powers of two:
+    1 / between is the mean square of x[t, :], but for a factor under two, kept where no product of it overflows."""
+    row, r = token.to(tl.int64) * H, tl.arange(0, SPAN)
+    most = tl.zeros([SPAN], tl.float32)
+    for k in range(0, H, SPAN):
+        most = tl.maximum(most, tl.abs(tl.load(x + row + k + r, mask=k + r < H, other=0.0).to(tl.float32)))
+    factor, back = powers(tl.max(most, 0))
+    squares = tl.zeros([SPAN], tl.float32)
+    for k in range(0, H, SPAN):
+        v = tl.load(x + row + k + r, mask=k + r < H, other=0.0).to(tl.float32) * factor
+        tl.store(x16 + row + k + r, (v * 16384.0).to(tl.float16), mask=k + r < H)
+        squares += v * v
+    of_mean = (tl.sum(squares, 0) / H).to(tl.int32, bitcast=True) >> 23
+    exponent = of_mean + 2 * (back.to(tl.int32, bitcast=True) >> 23) - 3 * 127
+    exponent = tl.minimum(tl.maximum(exponent, -100), 126)
+    tl.store(norms + 2 * token, back / 16384.0)
+    tl.store(norms + 2 * token + 1, ((127 - exponent) << 23).to(tl.float32, bitcast=True))
+
+
+@triton.jit
 def planes(low, high, scales, e, ROWS, PIECES, FORM: tl.constexpr):
     """Pointers to expert e's planes."""
     size = e.to(tl.int64) * (ROWS * PIECES)
@@ -78,10 +127,10 @@ def planes(low, high, scales, e, ROWS, PIECES, FORM: tl.constexpr):
 
 
 @triton.jit
-def swiglu(acc, alpha, weight, BN: tl.constexpr, BM: tl.constexpr):
+def swiglu(acc, weight, BN: tl.constexpr, BM: tl.constexpr):
     """acc [BN, BM] with gate and up rows alternating -> silu(gate) * up * weight, [BN / 2, BM]."""
-    gate, up = tl.split(tl.permute(tl.reshape(acc * alpha, [BN // 2, 2, BM]), [0, 2, 1]))
-    return gate / (1.0 + tl.exp(-gate)) * up * weight[None, :]
+    gate, up = tl.split(tl.permute(tl.reshape(acc, [BN // 2, 2, BM]), [0, 2, 1]))
+    return gate / (1.0 + tl.exp(-gate)) * (up * weight[None, :])
 
 
 @triton.jit(do_not_specialize=["COUNT", "SPLIT", "PIECES"])
@@ -113,12 +162,10 @@ def w13_pair_kernel(
         tl.debug_barrier()
         last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1
         if last:
-            acc = tl.zeros([BN, BM], tl.float32)
-            for k in range(SPLIT):
-                acc += tl.load(base + k * BN, mask=one, other=0.0, cache_modifier=".cg")
+            acc = joined(base, BN, SPLIT, one, BN, BM)
             tl.store(counters + tile, 0)
     if last:
-        v = swiglu(acc, alpha, tl.load(weights + pair + slot * 0).to(tl.float32), BN, BM)
+        v = swiglu(acc * alpha, tl.load(weights + pair + slot * 0).to(tl.float32), BN, BM)
         ro = pn * (BN // 2) + tl.arange(0, BN // 2)
         at = pair.to(tl.int64) * INNER + ro[:, None] + (slot * 0)[None, :]
         tl.store(inner + at, v, mask=(slot < 1)[None, :] & (ro < INNER)[:, None])
@@ -126,11 +173,12 @@ def w13_pair_kernel(
 
 @triton.jit(do_not_specialize=["CAP", "COUNT", "PIECES"])
 def w13_group_kernel(
-    x, low, high, scales, alpha, lists, counts, item_expert, item_block, items, weights, inner, K, INNER, TOPK,
+    x16, norms, low, high, scales, alpha, lists, counts, item_expert, item_block, items, weights, inner, K, INNER, TOPK,
     CAP, COUNT, ROWS, PIECES, FORM: tl.constexpr, UNIT: tl.constexpr,
     MASK_K: tl.constexpr, ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Many tokens. Program (n block, item): as w13_pair_kernel for the item's up to BM pairs."""
+    """Many tokens, scaled. Program (n block, item): inner[pair, :] as in w13_pair_kernel times the token's `between`,
+    for the item's up to BM pairs."""
     pn, item = tl.program_id(0), tl.program_id(1)
     if item < tl.load(items):
         e = tl.load(item_expert + item)
@@ -139,9 +187,12 @@ def w13_group_kernel(
         pair = tl.load(lists + e.to(tl.int64) * CAP + s, mask=ok, other=0)
         rn = pn * BN + tl.arange(0, BN)
         low, high, scales = planes(low, high, scales, e, ROWS, PIECES, FORM)
-        xp = x + (pair // TOPK).to(tl.int64)[None, :] * K
-        acc = product(low, high, scales, ROWS, rn, xp, K, ok, 0, COUNT, FORM, UNIT, MASK_K, ASM, BN, BM, STAGES)
-        v = swiglu(acc, alpha, tl.load(weights + pair, mask=ok, other=0.0).to(tl.float32), BN, BM)
+        token = pair // TOPK
+        xp = x16 + token.to(tl.int64)[None, :] * K
+        acc = bare_product(low, high, scales, ROWS, rn, xp, K, ok, 0, COUNT, FORM, UNIT, MASK_K, ASM, BN, BM, STAGES)
+        back, between = tl.load(norms + 2 * token), tl.load(norms + 2 * token + 1)
+        weight = tl.load(weights + pair, mask=ok, other=0.0).to(tl.float32)
+        v = swiglu(acc * alpha * back[None, :], weight * between, BN, BM)
         ro = pn * (BN // 2) + tl.arange(0, BN // 2)
         at = pair.to(tl.int64)[None, :] * INNER + ro[:, None]
         tl.store(inner + at, saturated(v), mask=ok[None, :] & (ro < INNER)[:, None])
@@ -173,11 +224,12 @@ def w2_pair_kernel(
         el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
         acc = unit_dot(acc, el, eh, es, ROWS, rn, hp + (i // UNITS) * INNER, INNER, (slot < 1) & (e >= 0), one,
                        i % UNITS, FORM, UNIT, MASK_K, False, ASM, BN)  # fmt: skip
-    if suspicious(acc, FORM):
+    if suspicious(acc, slot < 1, FORM):
         # one power of two for all of the token's pairs; they lie one after the other
-        factor, back = powers(largest(hp, TOPK * INNER, slot < 1, 0, TOPK * INNER, True, BM))
+        most = largest(hp, TOPK * INNER, slot < 1, 0, TOPK * INNER, True, BM)
+        factor, back = powers(most)
         acc = tl.zeros([BN, BM], tl.float32)
-        for again in tl.range(0, TOPK * UNITS, num_stages=1):
+        for again in tl.range(0, tl.where(tl.max(most, 0) > 0, TOPK * UNITS, 0), num_stages=1):
             e = local_expert(ids, expert_map, token * TOPK + again // UNITS, True, HAS_MAP)
             el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
             acc = unit_dot(acc, el, eh, es, ROWS, rn, hp + (again // UNITS) * INNER, INNER, (slot < 1) & (e >= 0),
@@ -193,7 +245,8 @@ def w2_group_kernel(
     LOOP: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
     ASM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Many tokens. Program (LOOP n blocks, item): y[pair, :] = W2[e] . inner[pair], fp16, saturating."""
+    """Many tokens. Program (LOOP n blocks, item): y[pair, :] = W2[e] . inner[pair], fp16, saturating, still times
+    the token's `between`."""
     pn, item = tl.program_id(0), tl.program_id(1)
     if item < tl.load(items):
         e = tl.load(item_expert + item)
@@ -215,11 +268,12 @@ def w2_group_kernel(
 
 
 @triton.jit
-def sum_kernel(y, ids, expert_map, out, N, TOPK: tl.constexpr, HAS_MAP: tl.constexpr, BLOCK: tl.constexpr):
-    """out[token, :] = sum over its pairs on this rank of y[pair, :]. Program (token, BLOCK columns)."""
+def sum_kernel(y, norms, ids, expert_map, out, N, TOPK: tl.constexpr, HAS_MAP: tl.constexpr, BLOCK: tl.constexpr):
+    """out[token, :] = sum over its pairs on this rank of y[pair, :] / between. Program (token, BLOCK columns)."""
     token, r = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for s in tl.static_range(TOPK):
         mine = local_expert(ids, expert_map, token * TOPK + s, True, HAS_MAP) >= 0
         total += tl.load(y + (token * TOPK + s).to(tl.int64) * N + r, mask=(r < N) & mine, other=0.0).to(tl.float32)
+    total /= tl.load(norms + 2 * token + 1)
     tl.store(out + token.to(tl.int64) * N + r, total.to(out.dtype.element_ty), mask=r < N)

@@ -134,7 +134,7 @@ def moe_resources(
     forms: tuple[int, int], experts: int, inner: int, hidden: int, m: int, top_k: int, tile: MoeTile, capability: int
 ) -> list[Resources]:
     base = Kernels()
-    names = ("group", "w13_pair", "w13_group", "w2_pair", "w2_group", "sum")
+    names = ("prepare", "w13_pair", "w13_group", "w2_pair", "w2_group", "sum")
     recorders = {name: Recorder(getattr(base, name), capability) for name in names}
     launch_moe_with(Kernels(**recorders), forms, experts, inner, hidden, m, top_k, tile)
     return [r for recorder in recorders.values() for r in recorder.found]

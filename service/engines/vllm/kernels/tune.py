@@ -82,15 +82,18 @@ def linear_candidates(shape: LinearShape, m: int) -> Iterator[LinearTile]:
 
 
 def moe_candidates(shape: MoeShape, m: int) -> Iterator[MoeTile]:
-    """Pairs up to 16 tokens, groups from 8 on."""
+    """Pairs up to 16 tokens, launched early too up to 2; groups from 8 on."""
     units = shape.hidden // 256
     if m <= 16:
         splits = [s for s in (1, 2, 4, 8, 12) if units % s == 0 and m * s <= 16]
         w13s = [LinearTile(bn, 8, s, w, st) for bn in (32, 64) for s in splits for w, st in ((2, 3), (2, 4), (1, 3))]
         w2s = [LinearTile(bn, 8, 1, w, st) for bn in (32, 64) for w, st in ((2, 2), (2, 3), (2, 4), (1, 3))]
-        # the two kernels are independent: vary one at a time around a good default, tune() joins the best of each
-        yield from (MoeTile(False, w13, w2s[0]) for w13 in w13s)
-        yield from (MoeTile(False, w13s[0], w2) for w2 in w2s[1:])
+        # vary one of the two kernels at a time around a good default, tune() joins the best of each
+        usual = max(w13s, key=lambda w13: w13.split * (w13.split <= 4))
+        for early in (False, True) if m <= 2 else (False,):
+            yield MoeTile(False, usual, w2s[0], 1, early)
+            yield from (MoeTile(False, w13, w2s[0], 1, early) for w13 in w13s if w13 != usual)
+            yield from (MoeTile(False, usual, w2, 1, early) for w2 in w2s[1:])
     if m >= 8:
         each = m * shape.top_k / shape.experts
         for bm in (b for b in (8, 16, 32, 64, 128) if each / 2 <= b <= 4 * each + 8):
@@ -132,7 +135,8 @@ def tune(
     """
     wanted: list[tuple[LinearShape | MoeShape, int, Sequence[LinearTile | MoeTile]]] = []
     wanted += [(s, m, list(linear_candidates(s, m))) for s in linears for m in linear_m]
-    wanted += [(s, m, list(moe_candidates(s, m))) for s in moes for m in moe_m]
+    ready = torch.cuda.get_device_capability() >= (9, 0)
+    wanted += [(s, m, [t for t in moe_candidates(s, m) if ready or not t.early]) for s in moes for m in moe_m]
     jobs: dict[tuple[object, ...], Job] = {}
     for shape, m, tiles in wanted:
         for tile in tiles:
@@ -212,10 +216,10 @@ def _best_linear(bench: Bench, shape: LinearShape, m: int, tiles: list[LinearTil
 
 
 def _best_moe(bench: Bench, shape: MoeShape, m: int, tiles: list[MoeTile]) -> Result:
-    """The best w13 and the best w2 of each kind (pairs, or groups of bm) joined; the best of those."""
+    """The best w13 and the best w2 of each kind (pairs, early pairs, or groups of bm) joined; the best of those."""
     sets = bench.routing(m)
     joined: list[tuple[float, MoeTile]] = []
-    for _, group in itertools.groupby(tiles, key=lambda t: (t.grouped, t.w13.bm)):
+    for _, group in itertools.groupby(tiles, key=lambda t: (t.grouped, t.early, t.w13.bm)):
         alike = list(group)
         timed = {t: _or_never(lambda t=t: bench.moe_us(m, t, sets)) for t in alike}  # type: ignore[misc]
         base = alike[0]
@@ -223,9 +227,6 @@ def _best_moe(bench: Bench, shape: MoeShape, m: int, tiles: list[MoeTile]) -> Re
         w2 = min((t for t in alike if t.w13 == base.w13), key=lambda t: timed[t])
         both = replace(base, w13=w13.w13, w2=w2.w2, loop=w2.loop)
         joined += [(timed[w13], w13), (timed[w2], w2), (_or_never(lambda b=both: bench.moe_us(m, b, sets)), both)]  # type: ignore[misc]
-    if torch.cuda.get_device_capability() >= (9, 0):
-        early = [replace(tile, early=True) for _, tile in joined if not tile.grouped]
-        joined += [(_or_never(lambda e=e: bench.moe_us(m, e, sets)), e) for e in early]  # type: ignore[misc]
     us, tile = min(joined, key=lambda p: p[0])
     return Result(shape, m, tile, us, len(tiles) + 1, bench.moe_error(m, tile))
 
