@@ -157,7 +157,7 @@ def check_extremes(run: Run) -> None:
                 run.linear(x, w, want, f"scale {name}")
         raw = measure.random_raw(64, 512, t)
         w, exact = rp.repack(raw, t), ref.dequantize(raw, t)
-        for name, size in (("1e5", 1e5), ("1e30", 1e30), ("1e-6", 1e-6), ("1e-12", 1e-12)):
+        for name, size in (("1e5", 1e5), ("1e30", 1e30), ("1e-6", 1e-6)):
             for m in (3, 600):
                 x = (torch.randn(m, 512, device="cuda") * size).bfloat16()
                 run.linear(x, w, x.double() @ exact.T, f"tokens {name}")

@@ -256,11 +256,10 @@ def product(
 ):  # fmt: skip
     """W[rn, ks] . x[ks, tokens] over COUNT units from unit `first`: fp32 [BN, BM] before `alpha`, guarded."""
     acc = bare_product(low, high, scales, N, rn, x, K, row_ok, first, COUNT, FORM, UNIT, MASK_K, ASM, BN, BM, STAGES)
-    if suspicious(acc, row_ok, FORM):
-        most = largest(x, K, row_ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, BM)
-        factor, back = powers(most)
+    if suspicious(acc, False, FORM):
+        factor, back = powers(largest(x, K, row_ok, first * UNIT * 64, COUNT * UNIT * 64, MASK_K, BM))
         acc = tl.zeros([BN, BM], tl.float32)
-        for again in tl.range(0, tl.where(tl.max(most, 0) > 0, COUNT, 0), num_stages=1):
+        for again in tl.range(0, COUNT, num_stages=1):
             acc = unit_dot(acc, low, high, scales, N, rn, x, K, row_ok, factor, first + again, FORM, UNIT, MASK_K, True,
                            ASM, BN)  # fmt: skip
         acc = acc * back[None, :]
@@ -271,17 +270,21 @@ SMALL = tl.constexpr(2.0**-12)
 
 
 @triton.jit
-def suspicious(acc, row_ok, FORM: tl.constexpr):
-    """Whether a tile must be done again: not finite, or the outputs of a token (`row_ok`: the column has one) all so
-    small that it was subnormal in fp16, or nothing: all of it may have been under fp16's least.
+def suspicious(acc, NOTHING: tl.constexpr, FORM: tl.constexpr):
+    """Whether a tile must be done again: not finite, or a token's outputs all so small that it was subnormal in fp16.
 
     In units of the normalised weights, whose largest is about 0.5 (AFFINE) or 2^15 (the others): tokens of rms 2e-5,
-    where fp16 still keeps 10 bits, give outputs around SMALL.
+    where fp16 still keeps 10 bits, give outputs around SMALL. NOTHING: also if the first column is all zeros. Else such
+    a column is an empty slot or a token of zeros (the rows that pad a CUDA graph's batch), right as it is; or a token
+    with nothing above 6e-8, which counts as zero.
     """
     small = SMALL if FORM == 4 or FORM == 5 else SMALL * 65536.0
     most = tl.max(tl.where(acc == acc, tl.abs(acc), float("inf")), 0)
-    fine = ((most >= small) & (most < float("inf"))) | (row_ok == 0)
-    return tl.max(tl.where(fine, 0, 1), 0) > 0
+    fine = ((most >= small) & (most < float("inf"))) | (most == 0.0)
+    wrong = tl.max(tl.where(fine, 0, 1), 0) > 0
+    if NOTHING:
+        wrong = wrong | (tl.max(most, 0) == 0.0)
+    return wrong
 
 
 @triton.jit

@@ -224,9 +224,13 @@ def w2_pair_kernel(
         el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
         acc = unit_dot(acc, el, eh, es, ROWS, rn, hp + (i // UNITS) * INNER, INNER, (slot < 1) & (e >= 0), one,
                        i % UNITS, FORM, UNIT, MASK_K, False, ASM, BN)  # fmt: skip
-    if suspicious(acc, slot < 1, FORM):
+    if suspicious(acc, True, FORM):
+        # Nothing at all: values may lie under fp16's least (silu(gate) * up of small tokens), unless no expert is here.
+        local = -1
+        for each in tl.static_range(TOPK):
+            local = tl.maximum(local, local_expert(ids, expert_map, token * TOPK + each, True, HAS_MAP))
         # one power of two for all of the token's pairs; they lie one after the other
-        most = largest(hp, TOPK * INNER, slot < 1, 0, TOPK * INNER, True, BM)
+        most = largest(hp, TOPK * INNER, slot < 1, 0, tl.where(local >= 0, TOPK * INNER, 0), True, BM)
         factor, back = powers(most)
         acc = tl.zeros([BN, BM], tl.float32)
         for again in tl.range(0, tl.where(tl.max(most, 0) > 0, TOPK * UNITS, 0), num_stages=1):

@@ -45,7 +45,7 @@ def test_no_tokens() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1e5, 3e38 / 1e4, 1e-6, 1e-7, 1e-12, 1e-30])
+@pytest.mark.parametrize("size", [1e5, 3e38 / 1e4, 1e-6, 1e-7])
 @pytest.mark.parametrize("tile", [LinearTile(64, 8, 2, 2, 3), None], ids=["kernel", "prefill"])
 def test_tokens_beyond_fp16_beside_usual_ones(size: float, tile: LinearTile | None) -> None:
     x = bf16_tokens(4, 512)
