@@ -13,6 +13,7 @@ import orjson
 import psutil
 import pytest
 
+from service.engines.vllm import warmup
 from service.errors import BadRequest, ContextOverflow
 from service.types import EngineRequest
 from tests.models import demo
@@ -62,6 +63,13 @@ def engine(engines: Engines) -> Iterator[Any]:
     while alive := [p for p in map(_process, before) if p is not None and "tracker" not in " ".join(p.cmdline())]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.2)
+
+
+def test_warm_up_computes_whole_prompts_of_every_length(engine: Any, engines: Engines) -> None:
+    """Run on GPUs before ready. A prompt that the prefix cache shortened would compile other kernels."""
+    wanted = warmup.lengths(200)
+    assert wanted == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert engines.run(warmup.warm(engine.layer, wanted)) == sum(wanted)
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.engines.fields import HONOURED
 from service.engines.protocol import Report
-from service.engines.vllm import canary, launch, versions
+from service.engines.vllm import canary, launch, versions, warmup
 from service.engines.vllm.attention import choose_attention, exactness
 from service.engines.vllm.books import Books
 from service.engines.vllm.layer import Layer
@@ -73,9 +73,7 @@ class VllmEngine:
                 raise
         self._layer = starting.result()
         await self._layer.open()
-        if self._options.gate:
-            report(LoadProgress("judging", "answers before serving"))
-            self._notes.append(await self._judge(self._layer, on_cpu))
+        await self._prove(self._layer, on_cpu, report)
         report(LoadProgress("ready", "; ".join(self._notes), 1.0))
         return ModelCard(
             name=self._served,
@@ -88,9 +86,17 @@ class VllmEngine:
             quantisation=header.quantisation if header else "",
         )
 
-    async def _judge(self, layer: Layer, on_cpu: bool) -> str:
-        """What the gate compared. Ends the engine and raises UserError when the model may not serve."""
+    async def _prove(self, layer: Layer, on_cpu: bool, report: Report) -> None:
+        """Warm up and judge. Ends the engine and raises UserError when the model may not serve."""
         try:
+            if not on_cpu:
+                wanted = warmup.lengths(layer.context_tokens)
+                report(LoadProgress("warming up", f"prompts of {wanted[0]} to {wanted[-1]} tokens"))
+                async with asyncio.timeout(self._options.load_timeout_s):
+                    await warmup.warm(layer, wanted)
+            if not self._options.gate:
+                return
+            report(LoadProgress("judging", "answers before serving"))
             allowed = canary.tolerance(self._options, on_cpu=on_cpu)
             verdict = await canary.judge(layer, self._reference, allowed)
         except UserError:
@@ -98,11 +104,11 @@ class VllmEngine:
             raise
         except Exception as fault:
             await self.close()
-            raise UserError(f"{self._path.name} could not answer the gate's prompts: {fault}") from fault
+            raise UserError(f"{self._path.name} could not answer the gate's prompts: {fault!r}") from fault
         if verdict.faults:
             await self.close()
             raise UserError(f"{self._path.name} answers wrongly and may not serve: {'; '.join(verdict.faults)}")
-        return verdict.note
+        self._notes.append(verdict.note)
 
     def _prepare(self, on_cpu: bool) -> tuple[GgufHeader | None, launch.Model]:
         options = self._options
