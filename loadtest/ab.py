@@ -81,7 +81,10 @@ def _ready(url: str) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """As Ctrl-C would end it; SIGTERM where that is not heard; SIGKILL to what is left of its group."""
-    for order, wait_s in ((signal.SIGINT, _STOP_S), (signal.SIGTERM, 10.0)):
+    # In the background of a script (`&`, nohup) SIGINT is ignored, and what we start inherits that.
+    deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    orders = ((signal.SIGTERM, _STOP_S),) if deaf else ((signal.SIGINT, _STOP_S), (signal.SIGTERM, 10.0))
+    for order, wait_s in orders:
         if process.poll() is None:
             process.send_signal(order)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -129,7 +129,10 @@ def test_interrupt_keeps_what_was_measured(fake: FakeServer, tmp_path: Path) -> 
         "--output-tokens",
         "30",
     ]
+    # as a terminal starts it: in the background of a script SIGINT would be ignored, and that is inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    signal.signal(signal.SIGINT, before)
     try:
         deadline = time.monotonic() + 30
         while len(fake.log()) < 30 and time.monotonic() < deadline:

@@ -78,12 +78,16 @@ def test_experts_of_other_ranks_add_nothing(tile: MoeTile) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("size", [1e-4, 1e-2, 1e6, 1e12])
-@pytest.mark.parametrize(("t13", "t2"), [(ref.Q4_K, ref.Q4_1), (ref.Q8_0, ref.Q8_0)], ids=["Q4_K/Q4_1", "Q8_0/Q8_0"])
-def test_tokens_of_any_size_keep_their_precision(t13: int, t2: int, size: float, tile: MoeTile) -> None:
-    x = tokens(3)
-    x[1] *= size
-    Stack(t13, t2).check(x, uniform(3), tile)
+@pytest.mark.parametrize(
+    ("t13", "t2", "sizes"),
+    [(ref.Q4_K, ref.Q4_1, (1e-4, 1e6)), (ref.Q8_0, ref.Q8_0, (1e-2, 1e12))],
+    ids=["Q4_K/Q4_1", "Q8_0/Q8_0"],
+)
+def test_tokens_of_any_size_keep_their_precision(t13: int, t2: int, sizes: tuple[float, float], tile: MoeTile) -> None:
+    x = tokens(4)
+    x[1] *= sizes[0]
+    x[2] *= sizes[1]
+    Stack(t13, t2).check(x, uniform(4), tile)
 
 
 @MODES
