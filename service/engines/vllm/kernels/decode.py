@@ -307,10 +307,12 @@ def powers(most):
 
 @triton.jit
 def joined(base, STEP, SPLIT, ok, BN: tl.constexpr, BM: tl.constexpr):
-    """Sum over SPLIT partial tiles [BN, BM], STEP apart, in their order; four loads are under way at a time."""
+    """Sum over SPLIT partial tiles [BN, BM], STEP apart, in their order; four loads are under way at a time, where
+    registers hold them."""
+    TOGETHER: tl.constexpr = 4 if BN * BM <= 64 * 16 else 1
     total = tl.zeros([BN, BM], tl.float32)
-    for first in range(0, SPLIT, 4):
-        for j in tl.static_range(4):
+    for first in range(0, SPLIT, TOGETHER):
+        for j in tl.static_range(TOGETHER):
             at = first + j
             total += tl.load(base + at * STEP, mask=ok & (at < SPLIT), other=0.0, cache_modifier=".cg")
     return total
