@@ -294,7 +294,9 @@ def largest(x, K, row_ok, first, COLUMNS, MASK_K: tl.constexpr, BM: tl.constexpr
     for k in range(0, COLUMNS, 32):
         r = first + k + tl.arange(0, 32)[:, None]
         ok = row_ok[None, :] & (r < K) if MASK_K else row_ok[None, :] & (r >= 0)
-        most = tl.maximum(most, tl.max(tl.abs(tl.load(x + r, mask=ok, other=0.0).to(tl.float32)), 0))
+        size = tl.abs(tl.load(x + r, mask=ok, other=0.0).to(tl.float32))
+        # a maximum forgets NaN, and a token of NaN must not pass for one of zeros
+        most = tl.maximum(most, tl.max(tl.where(size == size, size, float("inf")), 0))
     return most
 
 
