@@ -103,9 +103,13 @@ class Tolerance:
 
 def prompts(vocab_size: int) -> list[tuple[int, ...]]:
     """Fixed token ids, by no tokenizer: a ramp, a repetition and a spread. All ids exist in any vocabulary used."""
+    return [tuple(range(33, 33 + 24)), (72, 101, 108, 108, 111) * 4, spread(vocab_size, 48)]
+
+
+def spread(vocab_size: int, length: int, start: int = 1) -> tuple[int, ...]:
+    """`length` ids far apart; another `start`, another first one. All exist in any vocabulary used."""
     span = max(2, min(vocab_size, 50_000) - 1)
-    spread = tuple(1 + (index * 7919 + 104_729) % (span - 1) for index in range(48))
-    return [tuple(range(33, 33 + 24)), (72, 101, 108, 108, 111) * 4, spread]
+    return tuple(1 + (index * 7919 + start * 104_729) % (span - 1) for index in range(length))
 
 
 def fingerprint(header: GgufHeader) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -65,12 +66,11 @@ class VllmEngine:
             argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress, traces=self._traces)
             os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
             starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
-            try:
-                await self._watch(starting, progress, report)
-            except BaseException:
+            with contextlib.ExitStack() as given_up:
                 # A start cannot be broken off half-way: it is ended as soon as it is done.
-                starting.add_done_callback(_close_when_built)
-                raise
+                given_up.callback(starting.add_done_callback, _close_when_built)
+                await self._watch(starting, progress, report)
+                given_up.pop_all()
         self._layer = starting.result()
         await self._layer.open()
         await self._prove(self._layer, on_cpu, report)

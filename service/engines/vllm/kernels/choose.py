@@ -15,6 +15,10 @@ from typing import TypeVar
 MANY = 512
 """Tokens beyond which, unless measured otherwise, W is decoded once for cuBLAS."""
 
+LINEAR_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MOE_M = (*LINEAR_M, 2048)
+"""Numbers of tokens that a table is measured at, for linears and for experts."""
+
 T = TypeVar("T")
 
 TUNED = Path(__file__).parent / "tuned"

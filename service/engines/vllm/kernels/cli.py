@@ -48,7 +48,7 @@ def tune(
     def save(table: choose.Table) -> None:
         target.write_text(choose.dump(table, tuner.versions()))
 
-    tuner.tune(linears, moes, tuner.LINEAR_M, tuner.MOE_M, processes, typer.echo, bandwidth, save)
+    tuner.tune(linears, moes, choose.LINEAR_M, choose.MOE_M, processes, typer.echo, bandwidth, save)
     typer.echo(f"wrote {target}")
 
 

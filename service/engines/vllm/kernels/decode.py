@@ -308,6 +308,16 @@ def powers(most):
 
 
 @triton.jit
+def row_powers(x, K, BLOCK: tl.constexpr):
+    """`powers` of the largest magnitude among the K values from `x`."""
+    r = tl.arange(0, BLOCK)
+    most = tl.zeros([BLOCK], tl.float32)
+    for k in range(0, K, BLOCK):
+        most = tl.maximum(most, tl.abs(tl.load(x + k + r, mask=k + r < K, other=0.0).to(tl.float32)))
+    return powers(tl.max(most, 0))
+
+
+@triton.jit
 def joined(base, STEP, SPLIT, ok, BN: tl.constexpr, BM: tl.constexpr):
     """Sum over SPLIT partial tiles [BN, BM], STEP apart, in their order; four loads are under way at a time, where
     registers hold them."""

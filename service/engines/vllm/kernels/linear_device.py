@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from service.engines.vllm.kernels.decode import joined, piece, powers, product
+from service.engines.vllm.kernels.decode import joined, piece, product, row_powers
 
 
 @triton.jit(do_not_specialize=["M", "COUNT", "SPLIT"])
@@ -78,10 +78,7 @@ def scale_kernel(x, out, back, K, BLOCK: tl.constexpr):
     """out[m, :] = fp16(x[m, :] * 2^-e), back[m] = 2^e, with e from the row's largest magnitude. Program: a row."""
     m = tl.program_id(0).to(tl.int64)
     r = tl.arange(0, BLOCK)
-    most = tl.zeros([BLOCK], tl.float32)
-    for k in range(0, K, BLOCK):
-        most = tl.maximum(most, tl.abs(tl.load(x + m * K + k + r, mask=k + r < K, other=0.0).to(tl.float32)))
-    factor, undo = powers(tl.max(most, 0))
+    factor, undo = row_powers(x + m * K, K, BLOCK)
     for k in range(0, K, BLOCK):
         v = tl.load(x + m * K + k + r, mask=k + r < K, other=0.0).to(tl.float32)
         tl.store(out + m * K + k + r, (v * factor).to(tl.float16), mask=k + r < K)

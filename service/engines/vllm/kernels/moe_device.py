@@ -25,6 +25,7 @@ from service.engines.vllm.kernels.decode import (
     powers,
     prefetch_unit,
     product,
+    row_powers,
     suspicious,
     unit_dot,
 )
@@ -98,10 +99,7 @@ def scale_token(x, x16, norms, token, H, SPAN: tl.constexpr):
     """x16[t, :] = x[t, :] / back in fp16, its largest in [2^14, 2^15). norms[t] = (back, between), powers of two:
     1 / between is the mean square of x[t, :], but for a factor under two, kept where no product of it overflows."""
     row, r = token.to(tl.int64) * H, tl.arange(0, SPAN)
-    most = tl.zeros([SPAN], tl.float32)
-    for k in range(0, H, SPAN):
-        most = tl.maximum(most, tl.abs(tl.load(x + row + k + r, mask=k + r < H, other=0.0).to(tl.float32)))
-    factor, back = powers(tl.max(most, 0))
+    factor, back = row_powers(x + row, H, SPAN)
     squares = tl.zeros([SPAN], tl.float32)
     for k in range(0, H, SPAN):
         v = tl.load(x + row + k + r, mask=k + r < H, other=0.0).to(tl.float32) * factor

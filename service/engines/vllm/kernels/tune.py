@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 from service.engines.vllm.kernels.choose import (
+    LINEAR_M,
+    MOE_M,
     LinearTile,
     MoeTile,
     Table,
@@ -48,9 +50,6 @@ GLM5_MOE = (
 
 LIMIT = 2.2e-3
 """Relative error to float64 above which a tile is wrong, not imprecise (bf16 output alone: 1.65e-3)."""
-
-LINEAR_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-MOE_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
