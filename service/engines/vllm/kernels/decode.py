@@ -27,44 +27,45 @@ def _decode_asm(form, j):
     """PTX that turns four bytes of `low` (and of `high`) into four weights for k and four for k + 32, as f16x2 pairs.
 
     `j`: which piece of 64 inside the 256 that a byte of `high` spans. Operands: $0-$1 weights k, $2-$3 weights k + 32,
-    $4 low, [$5 high or second low], then the scales, one register per f16x2.
+    $4 low, [$5 high or second low], then a word of two fp16 scales, four times (once a byte): s for k and for k + 32.
+    AFFINE: two words, s and o for k, s and o for k + 32.
+
+    A code of up to 8 bits with a zero byte above it is the fp16 subnormal code * 2^-24, so one FMA makes the weight,
+    with no bias to subtract: code * s + o, rounded once.
     """
-    lines = ["{ .reg .b32 l,h,t,u,v,c,o;"]
-    if form in (4, 5):
-        # code << shift, with a zero byte above it, is the fp16 subnormal code * 2^(shift - 24): no bias to subtract
-        shift, first = (4, 5) if form == 4 else (3, 6)
-        mask = f"0x{15 << shift:02x}" + f"{15 << shift:02x}" * 3
-        lines += ["mov.b32 c, 0;", f"shl.b32 l, $4, {shift}; and.b32 l, l, {mask};"]
-        lines += ["mov.b32 h, $4;" if shift == 4 else f"shr.u32 h, $4, {4 - shift};", f"and.b32 h, h, {mask};"]
-        if form == 5:
-            lines += [_bits("l", 2 * j, 7, 1), _bits("h", 2 * j + 1, 7, 1)]
-        for i, word in ((0, "l"), (2, "h")):
-            for half, select in ((0, "0x4140"), (1, "0x4342")):
-                out, scale = i + half, first + 2 * i + half
-                lines.append(
-                    f"prmt.b32 ${out}, {word}, c, {select}; fma.rn.f16x2 ${out}, ${out}, ${scale}, ${scale + 2};"
-                )
-        return " ".join(lines) + " }"
+    lines = ["{ .reg .b32 l,h,t,u,v,c,s0,o0,s1,o1; .reg .b16 x,y;"]
+    words = "$5" if form == 4 or form == 14 else "$6"
     if form == 14:
-        # IQ4: codes index a table of 16 bytes (value + 128): gather four codes into a prmt selector, look both halves
-        # of the table up, choose by the code's top bit
-        lines += [_table("l", "$4"), "shr.u32 o, $4, 4;", _table("h", "o")]
-        bias, first = "0x64806480", 5
+        lines += [_table()]
     elif form == 8:
-        lines += ["xor.b32 l, $4, 0x80808080; xor.b32 h, $5, 0x80808080;"]
-        bias, first = "0x64806480", 6
+        lines += ["mov.b32 l, $4; mov.b32 h, $5;"]
     else:
-        lines += ["and.b32 l, $4, 0x0f0f0f0f; shr.u32 h, $4, 4; and.b32 h, h, 0x0f0f0f0f;"]
-        lines += [_bits("l", 4 * (j % 2), 4, 2), _bits("h", 4 * (j % 2) + 2, 4, 2)]
-        bias, first = "0x64206420", 6
-    # byte under 0x64 is fp16 1024 + byte; subtracting 1024 + zero is exact
-    lines += [f"mov.b32 c, 0x64646464; mov.b32 o, {bias};"]
-    for i, word in ((0, "l"), (2, "h")):
+        shift = {4: 4, 5: 3, 6: 2}[form]
+        mask = f"0x{15 << shift:02x}" + f"{15 << shift:02x}" * 3
+        lines += [f"shl.b32 l, $4, {shift}; and.b32 l, l, {mask};"]
+        lines += ["mov.b32 h, $4;" if shift == 4 else f"shr.u32 h, $4, {4 - shift};", f"and.b32 h, h, {mask};"]
+    if form == 5:
+        lines += [_bits("l", 2 * j, 7, 1), _bits("h", 2 * j + 1, 7, 1)]
+    if form == 6:
+        lines += [_bits("l", 4 * (j % 2), 6, 2), _bits("h", 4 * (j % 2) + 2, 6, 2)]
+    if form == 4 or form == 5:
+        lines += [_twice("s0", "o0", words), _twice("s1", "o1", "$9" if form == 4 else "$10")]
+    else:
+        # o = -32 s (SIGNED6, whose codes are in units of 2^-22) or -128 s: -2^-17 of what is stored
+        lines += [f"mov.b32 t, 0x80808080; mul.rn.f16x2 t, {words}, t;", _twice("s0", "s1", words)]
+        lines += [_twice("o0", "o1", "t")]
+    lines += ["mov.b32 c, 0;"]
+    for i, word in ((0, "l"), (1, "h")):
         for half, select in ((0, "0x4140"), (1, "0x4342")):
-            out = i + half
-            lines.append(f"prmt.b32 ${out}, {word}, c, {select}; sub.rn.f16x2 ${out}, ${out}, o;")
-            lines.append(f"mul.rn.f16x2 ${out}, ${out}, ${first + out};")
+            out = f"${2 * i + half}"
+            lines.append(f"prmt.b32 {out}, {word}, c, {select}; fma.rn.f16x2 {out}, {out}, s{i}, o{i};")
     return " ".join(lines) + " }"
+
+
+@triton.constexpr_function
+def _twice(low, high, word):
+    """The halves of `word`, each in both halves of a register; the FMA can take them so, it costs no instruction."""
+    return f"mov.b32 {{x,y}}, {word}; mov.b32 {low}, {{x,x}}; mov.b32 {high}, {{y,y}};"
 
 
 @triton.constexpr_function
@@ -76,14 +77,21 @@ def _bits(word, source, target, width):
 
 
 @triton.constexpr_function
-def _table(out, source):
-    """Low nibbles of `source` -> bytes IQ4_VALUES + 128 in `out`. The table: 01 18 2d 3f 4f 5d 6a 76 | 81 8d ..."""
-    return (
-        f"and.b32 t, {source}, 0x0f0f0f0f; shr.u32 u, t, 4; or.b32 t, t, u; prmt.b32 t, t, t, 0x2020; "
-        "and.b32 u, t, 0x7777; mov.b32 c, 0x3f2d1801; mov.b32 v, 0x766a5d4f; prmt.b32 v, c, v, u; "
-        f"mov.b32 c, 0xa6998d81; mov.b32 {out}, 0xf1d9c5b5; prmt.b32 u, c, {out}, u; "
-        f"shr.u32 t, t, 1; and.b32 t, t, 0x4444; or.b32 t, t, 0x3210; prmt.b32 {out}, v, u, t;"
-    )
+def _table():
+    """Nibbles of $4, four for k and four for k + 32 -> bytes IQ4_VALUES + 128 in l and h.
+
+    Four nibbles are a selector of prmt: look them up in both halves of the table, 01 18 2d 3f 4f 5d 6a 76 and
+    81 8d 99 a6 b5 c5 d9 f1, and choose by their top bits.
+    """
+    low, high = "0x3f2d1801, 0x766a5d4f", "0xa6998d81, 0xf1d9c5b5"
+    lines = [".reg .b32 t0,t1,t2,t3;"]
+    lines += [f"mov.b32 t{i}, {v};" for i, v in enumerate(f"{low}, {high}".split(", "))]
+    lines += ["and.b32 t, $4, 0x77777777; shr.u32 c, $4, 1; and.b32 c, c, 0x44444444; or.b32 c, c, 0x32103210;"]
+    for i, out in enumerate("lh"):
+        if i:
+            lines += ["shr.u32 t, t, 16; shr.u32 c, c, 16;"]
+        lines += [f"prmt.b32 u, t0, t1, t; prmt.b32 v, t2, t3, t; prmt.b32 {out}, u, v, c;"]
+    return " ".join(lines)
 
 
 @triton.constexpr_function
@@ -99,19 +107,12 @@ def _half(word, index: tl.constexpr):
 
 
 @triton.jit
-def _signed_pair(q_lo, q_hi, s_lo, s_hi):
-    lo = (q_lo.to(tl.float32) * s_lo.to(tl.float32)).to(tl.float16)
-    hi = (q_hi.to(tl.float32) * s_hi.to(tl.float32)).to(tl.float16)
-    return lo, hi
-
-
-@triton.jit
 def _table_value(q):
-    """IQ4_VALUES[q] from two 64-bit constants of eight (value + 128) bytes."""
+    """IQ4_VALUES[q] + 128 from two 64-bit constants of eight bytes."""
     at = ((q & 7) * 8).to(tl.int64)
     below = (0x766A5D4F3F2D1801 >> at) & 0xFF
     above = (-0x0E263A4A5966727F >> at) & 0xFF
-    return tl.where(q < 8, below, above).to(tl.int32) - 128
+    return tl.where(q < 8, below, above).to(tl.int32)
 
 
 @triton.jit
@@ -121,61 +122,79 @@ def piece(low, h, scales, N, kb, J: tl.constexpr, rn, FORM: tl.constexpr, ASM: t
     `h`: the bytes of `high` that span this piece (AFFINE5, SIGNED6). J = kb modulo the pieces that `h` spans.
     """
     r32 = tl.arange(0, 32)
-    s = tl.load(scales + kb * N + rn)
     if FORM == 8:
         p = tl.load(low + (2 * kb * N + rn)[:, None] * 32 + r32[None, :])
         p2 = tl.load(low + ((2 * kb + 1) * N + rn)[:, None] * 32 + r32[None, :])
     else:
         p = tl.load(low + (kb * N + rn)[:, None] * 32 + r32[None, :])
         p2 = p
-    a = tl.broadcast_to(_half(s, 0)[:, None], [BN, 32])
-    b = tl.broadcast_to(_half(s, 1)[:, None], [BN, 32])
-    if FORM == 4 or FORM == 5:
-        c = tl.broadcast_to(_half(s, 2)[:, None], [BN, 32])
-        d = tl.broadcast_to(_half(s, 3)[:, None], [BN, 32])
-    if FORM == 6:
-        a = tl.where(r32[None, :] < 16, a, b)
-        b = tl.where(r32[None, :] < 16, _half(s, 2)[:, None], _half(s, 3)[:, None])
+    if ASM and FORM == 6:
+        # a word of scales for columns 0-15 and one for 16-31, loaded so, not chosen by column: Triton moves the change
+        # to the tensor core's layout up to loads, not past a tl.arange, and would pass the weights through shared memory
+        words = scales.to(tl.pointer_type(tl.int32)) + kb * 2 * N
+        word = tl.load(words + rn[:, None] * 2 + tl.arange(0, 2)[None, :])
+    else:
+        s = tl.load(scales + kb * N + rn)
     if ASM:
         asm: tl.constexpr = _decode_asm(FORM, J)
         con: tl.constexpr = _constraints(FORM)
-        if FORM == 4:
-            lo, hi = tl.inline_asm_elementwise(asm, con, [p, a, b, c, d], (tl.float16, tl.float16), True, 4)
-        elif FORM == 5:
-            lo, hi = tl.inline_asm_elementwise(asm, con, [p, h, a, b, c, d], (tl.float16, tl.float16), True, 4)
-        elif FORM == 6:
-            lo, hi = tl.inline_asm_elementwise(asm, con, [p, h, a, b], (tl.float16, tl.float16), True, 4)
-        elif FORM == 8:
-            lo, hi = tl.inline_asm_elementwise(asm, con, [p, p2, a, b], (tl.float16, tl.float16), True, 4)
+        both: tl.constexpr = (tl.float16, tl.float16)
+        if FORM == 6:
+            a = tl.reshape(tl.broadcast_to(word[:, :, None], [BN, 2, 16]), [BN, 32])
         else:
-            lo, hi = tl.inline_asm_elementwise(asm, con, [p, a, b], (tl.float16, tl.float16), True, 4)
+            a = tl.broadcast_to(s.to(tl.int32)[:, None], [BN, 32])
+        if FORM == 4 or FORM == 5:
+            b = tl.broadcast_to((s >> 32).to(tl.int32)[:, None], [BN, 32])
+        if FORM == 4:
+            lo, hi = tl.inline_asm_elementwise(asm, con, [p, a, b], both, True, 4)
+        elif FORM == 5:
+            lo, hi = tl.inline_asm_elementwise(asm, con, [p, h, a, b], both, True, 4)
+        elif FORM == 6:
+            lo, hi = tl.inline_asm_elementwise(asm, con, [p, h, a], both, True, 4)
+        elif FORM == 8:
+            lo, hi = tl.inline_asm_elementwise(asm, con, [p, p2, a], both, True, 4)
+        else:
+            lo, hi = tl.inline_asm_elementwise(asm, con, [p, a], both, True, 4)
     else:
-        lo, hi = _plain(p, p2, h, s, a, b, J, r32, FORM)
+        if FORM == 14:
+            # bytes 0-1 of four hold the nibbles of k, bytes 2-3 those of k + 32
+            base = low + (kb * N + rn)[:, None] * 32 + ((r32 // 4) * 4 + (r32 % 4) // 2)[None, :]
+            p = (tl.load(base) >> (4 * (r32 % 2))[None, :].to(tl.uint8)) & 15
+            p |= (tl.load(base + 2) >> (4 * (r32 % 2))[None, :].to(tl.uint8)) << 4
+        lo, hi = _plain(p, p2, h, s, J, r32, FORM)
     return lo, hi
 
 
 @triton.jit
-def _plain(p, p2, h, s, a, b, J: tl.constexpr, r32, FORM: tl.constexpr):
+def _plain(p, p2, h, s, J: tl.constexpr, r32, FORM: tl.constexpr):
     """`piece` without PTX: float32 in between, rounded once to fp16 like the FMA."""
     q_lo = (p & 15).to(tl.int32)
     q_hi = (p >> 4).to(tl.int32)
     if FORM == 8:
-        lo, hi = _signed_pair(p.to(tl.int8, bitcast=True), p2.to(tl.int8, bitcast=True), a, b)
-    elif FORM == 14:
-        lo, hi = _signed_pair(_table_value(q_lo), _table_value(q_hi), a, b)
-    elif FORM == 6:
+        q_lo, q_hi = p.to(tl.int32), p2.to(tl.int32)
+    if FORM == 14:
+        q_lo, q_hi = _table_value(q_lo), _table_value(q_hi)
+    if FORM == 5:
+        q_lo = q_lo | (((h >> (2 * J)) & 1).to(tl.int32) << 4)
+        q_hi = q_hi | (((h >> (2 * J + 1)) & 1).to(tl.int32) << 4)
+    if FORM == 6:
         q_lo = q_lo | (((h >> (4 * (J % 2))) & 3).to(tl.int32) << 4)
         q_hi = q_hi | (((h >> (4 * (J % 2) + 2)) & 3).to(tl.int32) << 4)
-        lo, hi = _signed_pair(q_lo - 32, q_hi - 32, a, b)
+    if FORM == 4 or FORM == 5:
+        unit = 1.0 / 1048576 if FORM == 4 else 1.0 / 2097152
+        scale_lo, offset_lo = _half(s, 0)[:, None].to(tl.float32), _half(s, 1)[:, None].to(tl.float32)
+        scale_hi, offset_hi = _half(s, 2)[:, None].to(tl.float32), _half(s, 3)[:, None].to(tl.float32)
     else:
-        unit = 1.0 / 1048576
-        if FORM == 5:
-            q_lo = q_lo | (((h >> (2 * J)) & 1).to(tl.int32) << 4)
-            q_hi = q_hi | (((h >> (2 * J + 1)) & 1).to(tl.int32) << 4)
-            unit = 1.0 / 2097152
-        offset_lo, offset_hi = b.to(tl.float32), _half(s, 3)[:, None].to(tl.float32)
-        lo = (q_lo.to(tl.float32) * unit * a.to(tl.float32) + offset_lo).to(tl.float16)
-        hi = (q_hi.to(tl.float32) * unit * _half(s, 2)[:, None].to(tl.float32) + offset_hi).to(tl.float16)
+        unit = 1.0 / 4194304 if FORM == 6 else 1.0 / 16777216
+        scale_lo, scale_hi = _half(s, 0)[:, None], _half(s, 1)[:, None]
+        if FORM == 6:
+            scale_lo = tl.where(r32[None, :] < 16, scale_lo, _half(s, 2)[:, None])
+            scale_hi = tl.where(r32[None, :] < 16, scale_hi, _half(s, 3)[:, None])
+        scale_lo, scale_hi = scale_lo.to(tl.float32), scale_hi.to(tl.float32)
+        offset_lo = (scale_lo * (-1.0 / 131072)).to(tl.float16).to(tl.float32)
+        offset_hi = (scale_hi * (-1.0 / 131072)).to(tl.float16).to(tl.float32)
+    lo = (q_lo.to(tl.float32) * unit * scale_lo + offset_lo).to(tl.float16)
+    hi = (q_hi.to(tl.float32) * unit * scale_hi + offset_hi).to(tl.float16)
     return lo, hi
 
 
@@ -273,14 +292,13 @@ SMALL = tl.constexpr(2.0**-12)
 def suspicious(acc, NOTHING: tl.constexpr, FORM: tl.constexpr):
     """Whether a tile must be done again: not finite, or a token's outputs all so small that it was subnormal in fp16.
 
-    In units of the normalised weights, whose largest is about 0.5 (AFFINE) or 2^15 (the others): tokens of rms 2e-5,
+    In units of the normalised weights, whose largest is 0.25 to 0.5: tokens of rms 2e-5,
     where fp16 still keeps 10 bits, give outputs around SMALL. NOTHING: also if the first column is all zeros. Else such
     a column is an empty slot or a token of zeros (the rows that pad a CUDA graph's batch), right as it is; or a token
     with nothing above 6e-8, which counts as zero.
     """
-    small = SMALL if FORM == 4 or FORM == 5 else SMALL * 65536.0
     most = tl.max(tl.where(acc == acc, tl.abs(acc), float("inf")), 0)
-    fine = ((most >= small) & (most < float("inf"))) | (most == 0.0)
+    fine = ((most >= SMALL) & (most < float("inf"))) | (most == 0.0)
     wrong = tl.max(tl.where(fine, 0, 1), 0) > 0
     if NOTHING:
         wrong = wrong | (tl.max(most, 0) == 0.0)

@@ -20,7 +20,7 @@ from service.engines.vllm.kernels.choose import LinearTile, MoeTile
 from service.engines.vllm.kernels.linear import COUNTERS, dense, launch_linear, linear
 from service.engines.vllm.kernels.linear_device import linear_kernel
 from service.engines.vllm.kernels.moe import Kernels, launch
-from service.engines.vllm.kernels.repack import AFFINE4, AFFINE5, BITS, SUBNORMAL, TOP, Packed
+from service.engines.vllm.kernels.repack import AFFINE, AFFINE4, BITS, SUBNORMAL, TOP, Packed
 
 CACHE_BYTES = 192 << 20
 """Rotate through at least this much: three times the H200's L2, and more than any other's."""
@@ -135,16 +135,12 @@ def random_packed(form: int, n: int, k: int, experts: int, gen: torch.Generator)
 
     fields = 4 if meta.scales.dtype == torch.int64 else 2
     scales = torch.rand((*meta.scales.shape, fields), device=gen.device, generator=gen) * 0.5 + 0.5
-    if form in (AFFINE4, AFFINE5):
-        scales[..., 0::2] *= 2.0**TOP
+    scales *= 2.0**TOP
+    if form in AFFINE:
         # the offset centres the codes: weights of both signs, as in real files
-        scales[..., 1::2] *= -(2.0 ** (TOP - SUBNORMAL[form])) * (7 if form == AFFINE4 else 15)
-        alpha = 2.0**-4
-    else:
-        scales *= 64.0
-        alpha = 2.0**-16
+        scales[..., 1::2] *= -(2.0 ** -SUBNORMAL[form]) * (7 if form == AFFINE4 else 15)
     packed = scales.half().view(meta.scales.dtype)[..., 0]
-    return Packed(form, n, k, alpha, plane(meta.low), plane(meta.high), packed)
+    return Packed(form, n, k, 2.0**-4, plane(meta.low), plane(meta.high), packed)
 
 
 def random_raw(rows: int, k: int, ggml_type: int, spread: float = 1.0, device: str = "cuda") -> torch.Tensor:

@@ -33,8 +33,9 @@ from service.engines.vllm.kernels.decode import (
 
 @triton.jit
 def saturated(v):
-    """fp16, finite for every finite v (and for infinite ones)."""
-    return tl.minimum(tl.maximum(v, -65504.0), 65504.0).to(tl.float16)
+    """fp16, finite for every finite v (and for infinite ones); NaN stays NaN, which a GPU's maximum forgets."""
+    keep: tl.constexpr = tl.PropagateNan.ALL
+    return tl.minimum(tl.maximum(v, -65504.0, propagate_nan=keep), 65504.0, propagate_nan=keep).to(tl.float16)
 
 
 @triton.jit

@@ -8,15 +8,17 @@ SIGNED6  7.0, Q6_K:                          nibbles, 2 high bits; s for each 16
 SIGNED8  8.5, Q8_0:                          int8; s for each 32
 TABLE4   4.5, IQ4_NL IQ4_XS:                 nibbles that index a table; s for each 32
 
-low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). SIGNED8: int8 [E, 2 KB, N, 32].
+low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). TABLE4: in each four bytes first the four nibbles of
+        k .. k + 3, then those of k + 32 .. k + 35. SIGNED8: code + 128, [E, 2 KB, N, 32].
 high    uint8. AFFINE5 [E, KB/4, N, 32]: bit g of a byte belongs to group g of 32 of the 256. SIGNED6 [E, KB/2, N, 32]:
         two bits for each of the four groups of 32. Otherwise empty.
-scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, int64 (s0..s3) for
-        SIGNED6, int32 (s0, s1) for the others.
+scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, int64 (s0, s2, s1, s3)
+        for SIGNED6, int32 (s0, s1) for the others.
 
 Scales are fp16, times a power of two chosen per tensor so that the largest sits just under fp16's limit: `alpha`
 undoes it on the output. So no scale overflows, and subnormal ones become normal (Q4_K with d = 6e-8 is exact).
-AFFINE scales carry 2^20 (2^21 for 5 bits) more, because the kernels feed the codes to the FMA as fp16 subnormals.
+They carry 2^20 to 2^24 more (SUBNORMAL), because the kernels feed the codes to the FMA as fp16 subnormals. Weights are at
+most 0.25 to 0.5 so, and those under 2^-14 lose bits: rows 4000 times smaller than the tensor's largest weight.
 """
 
 from __future__ import annotations
@@ -49,8 +51,11 @@ BITS = {AFFINE4: 5.0, AFFINE5: 6.0, SIGNED6: 7.0, SIGNED8: 8.5, TABLE4: 4.5}
 UNIT = {AFFINE4: 1, AFFINE5: 4, SIGNED6: 2, SIGNED8: 1, TABLE4: 1}
 """Pieces of 64 that K is padded to (with zero weights): one byte of the high plane spans that many."""
 
-SUBNORMAL = {AFFINE4: 20, AFFINE5: 21}
-"""log2 of what the scale carries because codes enter the FMA as subnormals (code << 4, << 3: units of 2^-24)."""
+AFFINE = (AFFINE4, AFFINE5)
+
+SUBNORMAL = {AFFINE4: 20, AFFINE5: 21, SIGNED6: 22, SIGNED8: 24, TABLE4: 24}
+"""log2 of what the scale carries because codes enter the FMA as subnormals (code << 4, << 3, << 2, as it is: units of
+2^-24). The codes of the last three forms are 32, 128 and 128 too large there, which the kernels take off."""
 
 TOP = 15
 """Scales are normalised to at most 2^15: half of fp16's limit, so that rounding cannot pass it."""
@@ -162,7 +167,10 @@ class _Planes:
 
         q = torch.nn.functional.pad(c.q, (0, pad), value=c.zero)
         if self.form == SIGNED8:
-            self.low[e0:e1, :, r0:r1] = laid(q ^ 128, 32)
+            self.low[e0:e1, :, r0:r1] = laid(q, 32)
+        elif self.form == TABLE4:
+            four = q.reshape(q.shape[0], -1, 2, 8, 4).transpose(2, 3).flatten(2)
+            self.low[e0:e1, :, r0:r1] = laid((four[:, :, 0::2] & 15) | ((four[:, :, 1::2] & 15) << 4), 32)
         else:
             pair = q.reshape(q.shape[0], -1, 2, 32)
             self.low[e0:e1, :, r0:r1] = laid((pair[:, :, 0] & 15) | ((pair[:, :, 1] & 15) << 4), 32)
@@ -173,7 +181,7 @@ class _Planes:
             groups = q.reshape(q.shape[0], -1, 4, 32) >> 4
             self.high[e0:e1, :, r0:r1] = laid(_merge(groups, 2), 32)
         scale = torch.nn.functional.pad(c.scale, (0, pad // c.group)).float()
-        if self.form in SUBNORMAL:
+        if self.form in AFFINE:
             offset = c.offset if c.offset is not None else c.scale * -c.zero
             offset = torch.nn.functional.pad(offset, (0, pad // 32)).float()
             scale = torch.stack([scale, offset], -1).flatten(1)
@@ -182,19 +190,20 @@ class _Planes:
     def finish(self) -> Packed:
         """Choose the power of two, round the scales to fp16 and pack them into one integer a piece and row."""
         scales, exponent = self.scales, 0
-        if self.form in SUBNORMAL:
+        carried = SUBNORMAL[self.form]
+        if self.form in AFFINE:
             biggest_code = 15 if self.form == AFFINE4 else 31
             scale, offset = scales[..., 0::2], scales[..., 1::2]
-            carried = _log2_ceil(scale.abs().max()) + SUBNORMAL[self.form]
             # |offset| and |scale * code + offset| both stay under 2^TOP as well
             reach = _log2_ceil((scale.abs() * biggest_code).max() + offset.abs().max())
-            exponent = max(carried, reach) - TOP
-            scale *= 2.0 ** (SUBNORMAL[self.form] - exponent)
+            exponent = max(_log2_ceil(scale.abs().max()) + carried, reach) - TOP
+            scale *= 2.0 ** (carried - exponent)
             offset *= 2.0**-exponent
         else:
-            codes = {SIGNED6: 32, SIGNED8: 128, TABLE4: 127}[self.form]
-            exponent = _log2_ceil(scales.abs().max() * codes) - TOP
-            scales *= 2.0**-exponent
+            exponent = _log2_ceil(scales.abs().max()) + carried - TOP
+            scales *= 2.0 ** (carried - exponent)
+        if self.form == SIGNED6:
+            scales = scales[..., [0, 2, 1, 3]]
         fields = scales.shape[-1]
         packed = scales.half().view(torch.int64 if fields == 4 else torch.int32)[..., 0]
         return Packed(self.form, self.n, self.k, 2.0**exponent, self.low, self.high, packed)

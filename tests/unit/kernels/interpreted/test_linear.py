@@ -59,12 +59,14 @@ def test_tokens_beyond_fp16_beside_usual_ones(size: float, tile: LinearTile | No
     assert not bool(got[2].any())
 
 
-def test_a_token_that_is_not_finite_spoils_only_itself() -> None:
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_token_that_is_not_finite_spoils_only_itself(value: float) -> None:
     x = bf16_tokens(4, 256)
-    x[2, 5] = float("inf")
+    x[2, 5] = value
     raw = raw_blocks(64, 256, ref.Q5_K)
     _, got = run(x, raw, ref.Q5_K, LinearTile(64, 8, 1, 2, 3))
     keep = [0, 1, 3]
+    assert not bool(got[2].isfinite().any())
     assert relative(got[keep], x[keep].double() @ ref.dequantize(raw, ref.Q5_K).T) < EXACT
 
 

@@ -108,7 +108,20 @@ def test_extreme_tokens_give_no_nan_in_groups_and_leave_the_others_alone() -> No
     got = moe.experts(x, stack.w13, stack.w2, weights, ids, None, counters, lambda m: GROUPS)
     assert not bool(got.isnan().any())  # 1e60, which got[1] is about, is infinite in float32
     assert not bool(got[2].any())
+    assert float(got[3].abs().max()) < 1e-37, "silu(gate) * up of 1e-37 is nothing, and stays so"
     assert torch.equal(got[[0, 4]], want[[0, 4]])
+
+
+@MODES
+def test_a_token_of_nan_answers_nan_and_only_itself(tile: MoeTile) -> None:
+    x, ids = tokens(4), uniform(4)
+    stack = Stack(ref.Q4_K, ref.Q6_K, inner=256)
+    weights, counters = torch.ones(ids.shape), torch.zeros(COUNTERS, dtype=torch.int32)
+    want = moe.experts(x, stack.w13, stack.w2, weights, ids, None, counters, lambda m: tile)
+    x[1, 9] = float("nan")
+    got = moe.experts(x, stack.w13, stack.w2, weights, ids, None, counters, lambda m: tile)
+    assert bool(got[1].isnan().all())
+    assert torch.equal(got[[0, 2, 3]], want[[0, 2, 3]])
 
 
 def test_many_tokens_are_cut_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
