@@ -11,6 +11,9 @@ on the GPU. 26 layers, 1 dense and 25 with experts, are exactly a third of GLM-5
 
     step(78 layers) = 3 * forward(26 layers) + head          (generally: 78 / layers * forward + head)
 
+With --real-router vLLM's own router chooses, for one user only: eight experts whichever they are, while several users'
+random hidden states might choose alike.
+
 forward: the median GPU time of replaying the CUDA graph that vLLM captured for C sequences, after a real generation has
 left block tables and lengths of about 1k tokens in its buffers (64 distinct contexts; 256 sequences share them by
 fours). head: lm_head alone. Not in it: communication, sampling, the scheduler. Routing is uniform, by vLLM's simulator.
@@ -139,15 +142,18 @@ def compile_ahead(copies: bool) -> None:
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - started:.0f} s {failed}", flush=True)
 
 
-def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eager: bool = False) -> dict[str, object]:
+def run(
+    variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eager: bool = False, real_router: bool = False
+) -> dict[str, object]:
     """One engine, in this process (with tp > 1: one of the ranks that torchrun started); the result as JSON."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     }
+    if not real_router:
+        os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = "uniform_random"
     if variant != "plugin" and not tiny and int(os.environ.get("LOCAL_RANK", "0")) == 0:
         compile_ahead(variant.endswith("copies"))
     import vllm_gguf_plugin
@@ -158,7 +164,7 @@ def run(variant: str, layers: int, compiled: bool, tiny: bool, tp: int = 1, eage
     vllm_gguf_plugin.register()
     register()
     register_loader()
-    users = (1, 2) if tiny else USERS
+    users = (1, 2) if tiny else (1,) if real_router else USERS
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         rank = TINY if tiny else RANK
@@ -305,13 +311,14 @@ def main() -> int:
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--eager", action="store_true", help="with --variant: no CUDA graphs")
     parser.add_argument("--no-compile", action="store_true", help="CUDA graphs without torch.compile (starts faster)")
+    parser.add_argument("--real-router", action="store_true", help="one user, with vLLM's own router")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("kernels_in_engine.json"))
     given = parser.parse_args()
     if given.variant or given.tiny:
         result = run(
             given.variant or "packed", 2 if given.tiny else given.layers, not given.no_compile, given.tiny, given.tp,
-            given.eager,
+            given.eager, given.real_router,
         )  # fmt: skip
         if int(os.environ.get("RANK", "0")) == 0:
             print("RESULT " + json.dumps(result), flush=True)
@@ -324,6 +331,7 @@ def main() -> int:
         launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={given.tp}"] if given.tp > 1 else []
         command = [sys.executable, *launcher, __file__, "--variant", variant, "--layers", str(given.layers)]
         command += [f"--tp={given.tp}", *["--no-compile"] * given.no_compile, *["--eager"] * eager]
+        command += ["--real-router"] * given.real_router
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | paths())
         lines = done.stdout.splitlines()
         sys.stdout.write("\n".join(line for line in lines if not line.startswith("RESULT ")) + "\n")

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-Registers = dict[str, int | tuple[int, int]]
-
 
 def halves(word: int) -> np.ndarray:
     """The two fp16 of a word, low first."""
@@ -20,7 +18,7 @@ def word_of(pair: np.ndarray) -> int:
 
 
 def permute(low: int, high: int, selector: int) -> int:
-    """prmt.b32, default mode: four bytes chosen among eight; a selector with its top bit set repeats the byte's sign."""
+    """prmt.b32, default mode: four bytes chosen among eight; a selector's top bit repeats the byte's sign instead."""
     data = (low | high << 32).to_bytes(8, "little")
     chosen = []
     for i in range(4):

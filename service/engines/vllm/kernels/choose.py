@@ -39,7 +39,8 @@ class LinearTile:
 class MoeTile:
     """How the two expert products run. `grouped`: tokens are sorted by expert first; else a program a (token, expert).
 
-    `w13`, `w2` as LinearTile; in grouped mode both have one `bm` and no split. `loop`: n blocks a w2 program does.
+    `w13`, `w2` as LinearTile; w2's split is over a token's experts. In grouped mode both have one `bm` and no split.
+    `loop`: n blocks a w2 program does.
     `early`: not grouped, on sm_90 or later: w13 is launched while the kernel before it ends, w2 while w13 runs, and w2
     fetches its weights meanwhile.
     """

@@ -129,8 +129,8 @@ def piece(low, h, scales, N, kb, J: tl.constexpr, rn, FORM: tl.constexpr, ASM: t
         p = tl.load(low + (kb * N + rn)[:, None] * 32 + r32[None, :])
         p2 = p
     if ASM and FORM == 6:
-        # a word of scales for columns 0-15 and one for 16-31, loaded so, not chosen by column: Triton moves the change
-        # to the tensor core's layout up to loads, not past a tl.arange, and would pass the weights through shared memory
+        # A word of scales for columns 0-15 and one for 16-31, loaded so, not chosen by column: Triton moves the
+        # change to the tensor core's layout up to loads, not past a tl.arange: weights would go through shared memory.
         words = scales.to(tl.pointer_type(tl.int32)) + kb * 2 * N
         word = tl.load(words + rn[:, None] * 2 + tl.arange(0, 2)[None, :])
     else:
@@ -199,13 +199,19 @@ def _plain(p, p2, h, s, J: tl.constexpr, r32, FORM: tl.constexpr):
 
 
 @triton.jit
-def tokens(x, k, K, row_ok, factor, MASK_K: tl.constexpr, SCALED: tl.constexpr):
+def tokens(x, k, K, row_ok, factor, MASK_K: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr):
     """fp16 tile [32, BM] of tokens k..k+31, if SCALED times `factor` [BM]. x [1, BM] points to each token's start."""
     r = k + tl.arange(0, 32)[:, None]
     ok = row_ok[None, :] & (r < K) if MASK_K else row_ok[None, :] & (r >= 0)
     v = tl.load(x + r, mask=ok, other=0.0)
     if SCALED:
         v = v.to(tl.float32) * factor[None, :]
+    if ASM and v.dtype == tl.bfloat16:
+        # two at a time: a bf16 is the upper half of a float32
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 l,h; shl.b32 l, $1, 16; and.b32 h, $1, 0xffff0000; cvt.rn.f16x2.f32 $0, h, l; }",
+            "=r,r", [v], tl.float16, True, 2,
+        )  # fmt: skip
     return v.to(tl.float16)
 
 
@@ -224,8 +230,8 @@ def unit_dot(
         if FORM == 6 and J % 2 == 0:
             h = tl.load(high + (unit * (UNIT // 2) + J // 2) * N * 32 + rn[:, None] * 32 + r32[None, :])
         lo, hi = piece(low, h, scales, N, kb, J, rn, FORM, ASM, BN)
-        acc = tl.dot(lo, tokens(x, kb * 64, K, row_ok, factor, MASK_K, SCALED), acc)
-        acc = tl.dot(hi, tokens(x, kb * 64 + 32, K, row_ok, factor, MASK_K, SCALED), acc)
+        acc = tl.dot(lo, tokens(x, kb * 64, K, row_ok, factor, MASK_K, SCALED, ASM), acc)
+        acc = tl.dot(hi, tokens(x, kb * 64 + 32, K, row_ok, factor, MASK_K, SCALED, ASM), acc)
     return acc
 
 

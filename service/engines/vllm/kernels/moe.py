@@ -92,18 +92,21 @@ def launch(
         "ASM": asm_for(x), "BN": tile.w2.bn, "BM": tile.w2.bm, "STAGES": tile.w2.stages, "num_warps": tile.w2.warps,
     }  # fmt: skip
     if not tile.grouped:
-        split = tile.w13.split
+        split, apart = tile.w13.split, tile.w2.split
         pdl: dict[str, Any] = {"launch_pdl": True} if tile.early else {}
-        assert n13 * m * top_k <= COUNTERS - 4 or split == 1, tile
+        # each kernel its own counters: launched early, both run at once
+        joins13, joins2 = (n13 * m * top_k if split > 1 else 0), (n2 * m if apart > 1 else 0)
+        assert joins13 + joins2 <= COUNTERS - 4 and top_k % apart == 0, tile
         partial = torch.empty(n13 * m * top_k * split * tile.w13.bn, dtype=torch.float32, device=x.device)
         k.w13_pair[(n13, m * top_k, split)](
             x, w13.low, w13.high, w13.scales, w13.alpha, ids, ids_map, weights, inner, partial, counters[4:],
             w13.k, w2.k, top_k, units13 // split, split, w13.rows, w13.pieces, JOIN=split > 1,
             HAS_MAP=has_map, EARLY=tile.early, maxnreg=registers(tile.w13), **common13, **pdl,
         )  # fmt: skip
-        k.w2_pair[(n2, m)](
-            inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, w2.k, w2.n,
-            w2.rows, w2.pieces, TOPK=top_k,
+        sums = torch.empty(joins2 * apart * tile.w2.bn or 1, dtype=torch.float32, device=x.device)
+        k.w2_pair[(n2, m, apart)](
+            inner, w2.low, w2.high, w2.scales, w2.alpha, ids, ids_map, out, sums, counters[4 + joins13:], w2.k, w2.n,
+            top_k, top_k // apart, apart, w2.rows, w2.pieces, JOIN=apart > 1,
             HAS_MAP=has_map, EARLY=tile.early, **common2, **pdl,
         )  # fmt: skip
         return

@@ -197,49 +197,64 @@ def w13_group_kernel(
         tl.store(inner + at, saturated(v), mask=ok[None, :] & (ro < INNER)[:, None])
 
 
-@triton.jit(do_not_specialize=["PIECES"])
+@triton.jit(do_not_specialize=["EACH", "SPLIT", "PIECES"])
 def w2_pair_kernel(
-    inner, low, high, scales, alpha, ids, expert_map, out, INNER, N, ROWS, PIECES, TOPK: tl.constexpr,
-    UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr, ASM: tl.constexpr,
-    HAS_MAP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    inner, low, high, scales, alpha, ids, expert_map, out, partial, counters, INNER, N, TOPK, EACH, SPLIT, ROWS, PIECES,
+    JOIN: tl.constexpr, UNITS: tl.constexpr, FORM: tl.constexpr, UNIT: tl.constexpr, MASK_K: tl.constexpr,
+    ASM: tl.constexpr, HAS_MAP: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Few tokens. Program (n block, token): out[token, :] = sum over its experts of W2[e] . inner[pair].
+    """Few tokens. Program (n block, token, expert split): out[token, :] = sum over its experts of W2[e] . inner[pair],
+    EACH of them a split, last split adds up.
     EARLY: launched while w13_pair_kernel runs; weights are brought to L2 until that has ended."""
-    pn, token = tl.program_id(0), tl.program_id(1)
+    pn, token, pk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = token * TOPK + pk * EACH
     if EARLY:
-        for s in tl.range(0, TOPK, num_stages=1):
-            e = local_expert(ids, expert_map, token * TOPK + s, True, HAS_MAP)
+        for s in tl.range(0, EACH, num_stages=1):
+            e = local_expert(ids, expert_map, first + s, True, HAS_MAP)
             el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
             for u in tl.static_range(UNITS):
                 prefetch_unit(el, eh, es, ROWS, pn * BN, u, FORM, UNIT, BN)
         gdc_wait()
     slot = tl.arange(0, BM)
     rn = pn * BN + tl.arange(0, BN)
-    hp = inner + (token * TOPK + (slot * 0)[None, :]).to(tl.int64) * INNER
+    hp = inner + (first + (slot * 0)[None, :]).to(tl.int64) * INNER
     one = tl.full([BM], 1.0, tl.float32)
     acc = tl.zeros([BN, BM], tl.float32)
-    for i in tl.range(0, TOPK * UNITS, num_stages=STAGES):
-        e = local_expert(ids, expert_map, token * TOPK + i // UNITS, True, HAS_MAP)
+    for i in tl.range(0, EACH * UNITS, num_stages=STAGES):
+        e = local_expert(ids, expert_map, first + i // UNITS, True, HAS_MAP)
         el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
         acc = unit_dot(acc, el, eh, es, ROWS, rn, hp + (i // UNITS) * INNER, INNER, (slot < 1) & (e >= 0), one,
                        i % UNITS, FORM, UNIT, MASK_K, False, ASM, BN)  # fmt: skip
     if suspicious(acc, True, FORM):
         # Nothing at all: values may lie under fp16's least (silu(gate) * up of small tokens), unless no expert is here.
         local = -1
-        for each in tl.static_range(TOPK):
-            local = tl.maximum(local, local_expert(ids, expert_map, token * TOPK + each, True, HAS_MAP))
-        # one power of two for all of the token's pairs; they lie one after the other
-        most = largest(hp, TOPK * INNER, slot < 1, 0, tl.where(local >= 0, TOPK * INNER, 0), True, BM)
+        for each in tl.range(0, EACH, num_stages=1):
+            local = tl.maximum(local, local_expert(ids, expert_map, first + each, True, HAS_MAP))
+        # one power of two for all of the split's pairs; they lie one after the other
+        most = largest(hp, EACH * INNER, slot < 1, 0, tl.where(local >= 0, EACH * INNER, 0), True, BM)
         factor, back = powers(most)
         acc = tl.zeros([BN, BM], tl.float32)
-        for again in tl.range(0, tl.where(tl.max(most, 0) > 0, TOPK * UNITS, 0), num_stages=1):
-            e = local_expert(ids, expert_map, token * TOPK + again // UNITS, True, HAS_MAP)
+        for again in tl.range(0, tl.where(tl.max(most, 0) > 0, EACH * UNITS, 0), num_stages=1):
+            e = local_expert(ids, expert_map, first + again // UNITS, True, HAS_MAP)
             el, eh, es = planes(low, high, scales, tl.maximum(e, 0), ROWS, PIECES, FORM)
             acc = unit_dot(acc, el, eh, es, ROWS, rn, hp + (again // UNITS) * INNER, INNER, (slot < 1) & (e >= 0),
                            factor, again % UNITS, FORM, UNIT, MASK_K, True, ASM, BN)  # fmt: skip
         acc = acc * back[None, :]
-    at = token.to(tl.int64) * N + rn[:, None] + (slot * 0)[None, :]
-    tl.store(out + at, (acc * alpha).to(out.dtype.element_ty), mask=(slot < 1)[None, :] & (rn < N)[:, None])
+    last = True
+    if JOIN:
+        tile = token * tl.num_programs(0) + pn
+        base = partial + tile.to(tl.int64) * (SPLIT * BN) + tl.arange(0, BN)[:, None] + (slot * 0)[None, :]
+        mine = (slot < 1)[None, :] & (rn >= 0)[:, None]
+        tl.store(base + pk * BN, acc, mask=mine)
+        tl.debug_barrier()
+        last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            acc = joined(base, BN, SPLIT, mine, BN, BM)
+            tl.store(counters + tile, 0)
+    if last:
+        at = token.to(tl.int64) * N + rn[:, None] + (slot * 0)[None, :]
+        tl.store(out + at, (acc * alpha).to(out.dtype.element_ty), mask=(slot < 1)[None, :] & (rn < N)[:, None])
 
 
 @triton.jit(do_not_specialize=["CAP", "PIECES"])

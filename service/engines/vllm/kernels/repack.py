@@ -12,13 +12,13 @@ low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). TABLE4: in e
         k .. k + 3, then those of k + 32 .. k + 35. SIGNED8: code + 128, [E, 2 KB, N, 32].
 high    uint8. AFFINE5 [E, KB/4, N, 32]: bit g of a byte belongs to group g of 32 of the 256. SIGNED6 [E, KB/2, N, 32]:
         two bits for each of the four groups of 32. Otherwise empty.
-scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, int64 (s0, s2, s1, s3)
-        for SIGNED6, int32 (s0, s1) for the others.
+scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, (s0, s2, s1, s3) for
+        SIGNED6, int32 (s0, s1) for the others.
 
 Scales are fp16, times a power of two chosen per tensor so that the largest sits just under fp16's limit: `alpha`
 undoes it on the output. So no scale overflows, and subnormal ones become normal (Q4_K with d = 6e-8 is exact).
-They carry 2^20 to 2^24 more (SUBNORMAL), because the kernels feed the codes to the FMA as fp16 subnormals. Weights are at
-most 0.25 to 0.5 so, and those under 2^-14 lose bits: rows 4000 times smaller than the tensor's largest weight.
+They carry 2^20 to 2^24 more (SUBNORMAL), because the kernels feed the codes to the FMA as fp16 subnormals. So weights
+are at most 0.25 to 0.5, and those under 2^-14 lose bits: rows 4000 times smaller than the tensor's largest weight.
 """
 
 from __future__ import annotations

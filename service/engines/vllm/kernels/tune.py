@@ -87,6 +87,9 @@ def moe_candidates(shape: MoeShape, m: int) -> Iterator[MoeTile]:
         splits = [s for s in (1, 2, 4, 8, 12) if units % s == 0 and m * s <= 16]
         w13s = [LinearTile(bn, 8, s, w, st) for bn in (32, 64) for s in splits for w, st in ((2, 3), (2, 4), (1, 3))]
         w2s = [LinearTile(bn, 8, 1, w, st) for bn in (32, 64) for w, st in ((2, 2), (2, 3), (2, 4), (1, 3))]
+        if m <= 4:
+            aparts = [s for s in (2, 4) if shape.top_k % s == 0]
+            w2s += [LinearTile(bn, 8, s, w, 2) for bn in (32, 64) for s in aparts for w in (1, 2)]
         # vary one of the two kernels at a time around a good default, tune() joins the best of each
         usual = max(w13s, key=lambda w13: w13.split * (w13.split <= 4))
         for early in (False, True) if m <= 2 else (False,):

@@ -62,6 +62,22 @@ def test_split_k() -> None:
     Stack(ref.Q4_K, ref.Q4_0, hidden=512).check(tokens(1, 512), uniform(1), tile)
 
 
+def test_experts_split_over_programs_add_up_to_the_same() -> None:
+    x, stack = tokens(4), Stack(ref.Q4_K, ref.Q4_0)
+    x[1] *= 1e-6
+    x[2] *= 1e8
+    ids = torch.tensor([[0, 1], [1, -1], [2, 0], [-1, -1]], dtype=torch.int32)
+    weights, counters = torch.rand(ids.shape) + 0.1, torch.zeros(COUNTERS, dtype=torch.int32)
+    split = MoeTile(False, LinearTile(64, 8, 1, 2, 3), LinearTile(64, 8, 2, 2, 2))
+    whole, parts = (
+        moe.experts(x, stack.w13, stack.w2, weights, ids, None, counters, lambda m, tile=tile: tile)
+        for tile in (PAIRS, split)
+    )
+    assert not bool(counters.any()) and not bool(parts[3].any())
+    for token in range(3):
+        assert relative(parts[token], whole[token].double()) < 1e-5, token
+
+
 def test_ragged_inner_and_hidden() -> None:
     Stack(ref.Q4_1, ref.Q4_1, inner=96, hidden=160).check(tokens(2, 160), uniform(2), GROUPS)
 
