@@ -65,11 +65,29 @@ def engine(engines: Engines) -> Iterator[Any]:
         time.sleep(0.2)
 
 
-def test_warm_up_computes_whole_prompts_of_every_length(engine: Any, engines: Engines) -> None:
-    """Run on GPUs before ready. A prompt that the prefix cache shortened would compile other kernels."""
-    wanted = warmup.lengths(200)
-    assert wanted == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert engines.run(warmup.warm(engine.layer, wanted)) == sum(wanted)
+def test_warm_up_computes_whole_prompts_each_batch_in_one_step(engine: Any, engines: Engines) -> None:
+    """Run on GPUs before ready. A prompt that the prefix cache shortened, or a batch that fell apart into steps, would
+    compile other kernels."""
+    layer, books = engine.layer, engine._books
+    assert (layer.sequences, layer.step_tokens) == (8, 2048)
+    batches = warmup.plan(200, layer.sequences, 512)
+    assert {batch.count for batch in batches} == {1, 2, 3, 4, 8}
+    steps = []
+
+    async def work() -> None:
+        for batch in batches:
+            before = books.steps
+            await warmup.warm(layer, [batch], 60)
+            steps.append(books.steps - before)
+
+    before = books.prompt_tokens
+    assert engines.run(warmup.warm(layer, batches, 120)) == sum(batch.tokens for batch in batches)
+    assert books.prompt_tokens - before == sum(batch.tokens for batch in batches)
+    engines.run(work())
+    assert steps == [batch.answer for batch in batches]
+    with pytest.raises(TimeoutError):
+        engines.run(warmup.warm(layer, batches, 0.01))
+    assert engines.run(warmup.warm(layer, batches[-1:], 60)) == 1  # given up in the middle, it still answers
 
 
 def _process(pid: int) -> psutil.Process | None:

@@ -90,10 +90,9 @@ class VllmEngine:
         """Warm up and judge. Ends the engine and raises UserError when the model may not serve."""
         try:
             if not on_cpu:
-                wanted = warmup.lengths(layer.context_tokens)
-                report(LoadProgress("warming up", f"prompts of {wanted[0]} to {wanted[-1]} tokens"))
-                async with asyncio.timeout(self._options.load_timeout_s):
-                    await warmup.warm(layer, wanted)
+                batches = warmup.plan(layer.context_tokens, layer.sequences, layer.step_tokens)
+                report(LoadProgress("warming up", f"{len(batches)} batches of up to {batches[0].tokens} tokens"))
+                await warmup.warm(layer, batches, self._options.load_timeout_s)
             if not self._options.gate:
                 return
             report(LoadProgress("judging", "answers before serving"))

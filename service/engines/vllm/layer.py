@@ -63,6 +63,17 @@ class Layer:
         return int(self._engine.model_config.get_vocab_size())
 
     @property
+    def sequences(self) -> int:
+        """Sequences that one step computes at most, as vLLM settled it."""
+        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step computes at most, as vLLM settled it."""
+        scheduler = self._engine.vllm_config.scheduler_config
+        return int(scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens)
+
+    @property
     def attention_backend(self) -> str:
         config = self._engine.vllm_config.attention_config
         return str(getattr(config, "backend", None) or "")
@@ -135,6 +146,29 @@ class Layer:
             found = result
         return found
 
+    async def generate_together(self, prompts: list[list[int]], params: dict[str, Any], identity: str) -> list[Any]:
+        """The engine's own results for prompts that its scheduler sees at once: what fits into one step is computed in
+        one. For before ready: all other requests are held back while these are handed over, and stay so if that is
+        broken off."""
+        from vllm import SamplingParams
+
+        queues: list[Any] = []
+        try:
+            # Asked one after the other the first would have its step before the second arrives.
+            await self._engine.pause_generation(mode="keep", clear_cache=False)
+            try:
+                for index, prompt in enumerate(prompts):
+                    ask = ({"prompt_token_ids": prompt}, SamplingParams(**params))
+                    queues.append(await self._engine.add_request(f"{identity}-{index}", *ask))
+            finally:
+                await self._engine.resume_generation()
+            return [await _last(queue) for queue in queues]
+        except BaseException:
+            # Nobody waits for the others any more. An engine that died has none.
+            with contextlib.suppress(Exception):
+                await asyncio.shield(self._engine.abort([queue.request_id for queue in queues], internal=True))
+            raise
+
     async def profile(self, seconds: float) -> None:
         """Have the workers write a trace of the steps of the next `seconds` (launch.PROFILED_STEPS at most)."""
         await self._engine.start_profile()
@@ -172,6 +206,13 @@ class Layer:
     def close(self) -> None:
         """End the engine's processes. Blocks up to some seconds."""
         self._engine.shutdown(timeout=10)
+
+
+async def _last(queue: Any) -> Any:
+    """A request's whole result, out of the queue that vLLM fills step by step."""
+    while not (result := queue.get_nowait() or await queue.get()).finished:
+        pass
+    return result
 
 
 class _NoRequest:
