@@ -57,7 +57,7 @@ class VllmEngine:
         self._profiling = asyncio.Lock()
 
     async def load(self, report: Report) -> ModelCard:
-        """Check, start, judge. Raises UserError for a file or setting that cannot be served rightly."""
+        """Check, start, warm up, judge. Raises UserError for a file or setting that cannot be served rightly."""
         report(LoadProgress("checking", self._path.name))
         on_cpu = await _on_cpu()
         header, model = await asyncio.to_thread(self._prepare, on_cpu)
@@ -65,6 +65,7 @@ class VllmEngine:
             progress = Path(place) / "progress"
             argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress, traces=self._traces)
             os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
+            deadline = time.monotonic() + self._options.load_timeout_s
             starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
             with contextlib.ExitStack() as given_up:
                 # A start cannot be broken off half-way: it is ended as soon as it is done.
@@ -73,7 +74,7 @@ class VllmEngine:
                 given_up.pop_all()
         self._layer = starting.result()
         await self._layer.open()
-        await self._prove(self._layer, on_cpu, report)
+        await self._prove(self._layer, on_cpu, deadline, report)
         report(LoadProgress("ready", "; ".join(self._notes), 1.0))
         return ModelCard(
             name=self._served,
@@ -86,26 +87,45 @@ class VllmEngine:
             quantisation=header.quantisation if header else "",
         )
 
-    async def _prove(self, layer: Layer, on_cpu: bool, report: Report) -> None:
-        """Warm up and judge. Ends the engine and raises UserError when the model may not serve."""
-        try:
+    async def _prove(self, layer: Layer, on_cpu: bool, deadline: float, report: Report) -> None:
+        """Warm up (until `deadline` of the monotonic clock) and judge. Ends the engine and raises UserError when the
+        model may not serve."""
+        async with contextlib.AsyncExitStack() as refused:
+            refused.push_async_callback(self.close)
             if not on_cpu:
-                batches = warmup.plan(layer.context_tokens, layer.sequences, layer.step_tokens)
-                report(LoadProgress("warming up", f"{len(batches)} batches of up to {batches[0].tokens} tokens"))
-                await warmup.warm(layer, batches, self._options.load_timeout_s)
-            if not self._options.gate:
-                return
-            report(LoadProgress("judging", "answers before serving"))
-            allowed = canary.tolerance(self._options, on_cpu=on_cpu)
+                await self._warm(layer, deadline, report)
+            if self._options.gate:
+                await self._judge(layer, on_cpu, report)
+            refused.pop_all()
+
+    async def _warm(self, layer: Layer, deadline: float, report: Report) -> None:
+        """Raises UserError when a batch cannot be computed, or not all are by the deadline."""
+        batches = warmup.plan(layer.context_tokens, layer.sequences, layer.step_tokens)
+        report(LoadProgress("warming up", f"{len(batches)} batches of up to {batches[0].tokens} tokens"))
+        try:
+            await warmup.warm(layer, batches, deadline - time.monotonic())
+        except UserError:
+            raise
+        except TimeoutError:
+            raise UserError(
+                f"{self._path.name} did not answer the prompts of the warm-up within load_timeout_s "
+                f"({self._options.load_timeout_s:g} s, of which loading took its part): vLLM's log says what it waited "
+                "for; the first start on a machine compiles kernels, so allow more or start again"
+            ) from None
+        except Exception as fault:
+            raise UserError(f"{self._path.name} could not answer the prompts of the warm-up: {fault!r}") from fault
+
+    async def _judge(self, layer: Layer, on_cpu: bool, report: Report) -> None:
+        """Raises UserError when the answers are wrong or do not come."""
+        report(LoadProgress("judging", "answers before serving"))
+        allowed = canary.tolerance(self._options, on_cpu=on_cpu)
+        try:
             verdict = await canary.judge(layer, self._reference, allowed)
         except UserError:
-            await self.close()
             raise
         except Exception as fault:
-            await self.close()
             raise UserError(f"{self._path.name} could not answer the gate's prompts: {fault!r}") from fault
         if verdict.faults:
-            await self.close()
             raise UserError(f"{self._path.name} answers wrongly and may not serve: {'; '.join(verdict.faults)}")
         self._notes.append(verdict.note)
 

@@ -72,7 +72,9 @@ class VllmOptions(BaseModel):
         False, description="Let `glm5 explain --profile` look into decode steps (torch profiler, rank 0, on request)."
     )
     cache_dir: str = Field("~/.cache/glm5-serve", description="Where config and tokenizer made from headers are kept.")
-    load_timeout_s: float = Field(3600.0, gt=0, le=86_400, description="Longest that loading may take, seconds.")
+    load_timeout_s: float = Field(
+        3600.0, gt=0, le=86_400, description="Longest that loading may take, warm-up included, seconds."
+    )
     extra_args: tuple[str, ...] = Field((), description="More arguments of `vllm serve`, as on its command line.")
 
     @model_validator(mode="after")

@@ -12,8 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engines.vllm import canary, warmup
+from service.engines.vllm.engine import VllmEngine
 from service.engines.vllm.kernels.choose import MOE_M
+from service.engines.vllm.options import VllmOptions
 from service.engines.vllm.warmup import Batch
+from service.errors import UserError
+from service.types import LoadProgress
 
 
 def entry(tokens: int) -> int:
@@ -96,3 +100,79 @@ async def test_it_ends_at_its_limit() -> None:
     with pytest.raises(TimeoutError):
         await warmup.warm(layer, [Batch(1, 4, 1)], 0.05)
     assert time.monotonic() - started < 30
+
+
+def loaded(layer: FakeLayer, **options: Any) -> VllmEngine:
+    """An engine as it is when vLLM has come up."""
+    made = VllmEngine(model="/m.gguf", served_name="m", slots=8, context_tokens=200, options=VllmOptions(**options))
+    made._layer = layer  # type: ignore[assignment]
+    return made
+
+
+async def prove(engine: VllmEngine, *, seconds: float = 60, on_cpu: bool = False) -> list[LoadProgress]:
+    told: list[LoadProgress] = []
+    await engine._prove(engine.layer, on_cpu, time.monotonic() + seconds, told.append)
+    return told
+
+
+async def test_a_model_that_passes_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def judge(*_: object) -> canary.Verdict:
+        return canary.Verdict((), "as it should be")
+
+    monkeypatch.setattr(canary, "judge", judge)
+    layer = FakeLayer()
+    engine = loaded(layer)
+    assert [step.phase for step in await prove(engine)] == ["warming up", "judging"]
+    assert (layer.closed, engine._notes) == (0, ["as it should be"])
+    assert (await prove(engine, on_cpu=True))[0].phase == "judging"  # nothing is compiled there
+
+
+@pytest.mark.parametrize(
+    ("layer", "seconds", "words"),
+    [
+        (FakeLayer(fault=RuntimeError("no tile")), 60, r"m\.gguf could not answer the prompts of the warm-up.*no tile"),
+        (FakeLayer(hangs=True), 0.05, r"m\.gguf did not answer .* the warm-up within load_timeout_s \(9 s"),
+        (FakeLayer(fault=UserError("said already")), 60, "^said already$"),
+    ],
+)
+async def test_a_warm_up_that_fails_says_so_and_ends_the_engine_once(
+    layer: FakeLayer, seconds: float, words: str
+) -> None:
+    engine = loaded(layer, load_timeout_s=9)
+    with pytest.raises(UserError, match=words):
+        await prove(engine, seconds=seconds)
+    assert (layer.closed, engine._layer) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (canary.Verdict(("token 7 again and again",), ""), "answers wrongly and may not serve: token 7 again"),
+        (RuntimeError("died"), "could not answer the gate's prompts: .*died"),
+        (UserError("said already"), "^said already$"),
+    ],
+)
+async def test_a_gate_that_refuses_ends_the_engine_once(
+    outcome: canary.Verdict | Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def judge(*_: object) -> canary.Verdict:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(canary, "judge", judge)
+    layer = FakeLayer()
+    with pytest.raises(UserError, match=words):
+        await prove(loaded(layer), on_cpu=True)
+    assert layer.closed == 1
+
+
+async def test_a_load_that_is_given_up_meanwhile_ends_the_engine() -> None:
+    layer = FakeLayer(hangs=True)
+    proving = asyncio.create_task(prove(loaded(layer)))
+    while not layer.asked:
+        await asyncio.sleep(0.01)
+    proving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await proving
+    assert layer.closed == 1
