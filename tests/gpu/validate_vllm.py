@@ -37,11 +37,15 @@ from tests.vllm.faults import VARIABLE, plugin_path
 
 STEPS = 16
 # Random weights, logits of spread 1.5: tokens lie close together, and a router's tie falls this way or that. Measured
-# for sound engines (docs/gpu-validation.md): bf16 beside fp32 0.1 to 0.3 on average, garbage above 1.
-MEAN, MEAN_FP32 = 0.15, 0.35
-TIE = 0.5
-"""Two modes may choose different tokens only where the first thinks them closer than this. Both allowances grow to what
-the two are off fp32 where that is more: kernels with 8-bit activations differ from each other as from the truth."""
+# (docs/gpu-validation.md): sound engines lie 0.02 to 0.13 off fp32 on average, engines with known faults 0.74 to 0.78
+# off the gate's reference.
+MEAN, MEAN_MOST, MEAN_FP32 = 0.15, 0.3, 0.35
+TIE, TIE_FP32 = 0.5, 1.0
+"""MEAN, TIE: how far two modes may lie apart on average, and how far apart the first may think two tokens of which each
+chose one. Both grow to what the two are off fp32 where that is more (kernels with 8-bit activations differ from each
+other as from the truth), the mean to MEAN_MOST at most, which is what the gate allows.
+MEAN_FP32, TIE_FP32: the same beside fp32, whatever a case is compared with; so no tie grows beyond TIE_FP32. At 1.0 the
+token is e times less likely than the right one: of two sound modes the widest tie measured is 0.70."""
 CASE_TIMEOUT_S = 420
 AT_ONCE = 6
 """Engines started at the same time on one GPU: their starts are Python and compilers, 13 took 230 s on 32 cores."""
@@ -143,6 +147,8 @@ class Result:
     log: str
     truth: Found | None = None
     """Beside fp32, once judged."""
+    right: bool = False
+    """Judged so."""
 
     @property
     def backend(self) -> str:
@@ -240,6 +246,7 @@ def against_oracle(path: Path, tree: dict[str, Any]) -> Found:
 
 
 def judge(result: Result, done: dict[str, Result], args: argparse.Namespace) -> tuple[bool, str]:
+    """Whether the case is as it should be, and what was found. `done`: cases judged before, by name."""
     case, tree = result.case, result.tree
     if "broken" in tree:
         return False, tree["broken"]
@@ -251,13 +258,17 @@ def judge(result: Result, done: dict[str, Result], args: argparse.Namespace) -> 
     if "stopped" in tree:
         return False, "stopped: " + tree["stopped"][-200:]
     result.truth = beside = against_oracle(where(case, args), tree)
-    words, good = [f"{beside.equal}/{beside.compared} as transformers fp32, {beside}"], beside.mean < MEAN_FP32
+    words = [f"{beside.equal}/{beside.compared} as transformers fp32, {beside}"]
+    good = beside.mean < MEAN_FP32 and beside.tie <= TIE_FP32
     base = done.get(case.same_as)
     if base and base.truth:
         found = compare(base.tree, tree)
-        tie, mean = max(TIE, base.truth.tie), max(MEAN, base.truth.mean + beside.mean)
-        good &= found.equal == found.compared if case.exact else found.tie <= tie and found.mean < mean
+        tie, mean = max(TIE, base.truth.tie), min(MEAN_MOST, max(MEAN, base.truth.mean + beside.mean))
+        alike = found.equal == found.compared if case.exact else found.tie <= tie and found.mean < mean
+        good &= alike and base.right
         words.insert(0, f"{found.equal}/{found.compared} tokens as {case.same_as}, {found}")
+        if not base.right:
+            words.insert(0, f"{case.same_as} is wrong itself")
     elif case.same_as:
         good = False
         words.append(f"nothing to compare with: {case.same_as}")
@@ -344,9 +355,9 @@ def main() -> int:
         for job in as_they_can_be_judged(ordered, jobs):
             result = job.result()
             done[result.case.name] = result
-            right, words = judge(result, done, args)
-            good &= right
-            show(result, right, words)
+            result.right, words = judge(result, done, args)
+            good &= result.right
+            show(result, result.right, words)
     print(f"{time.monotonic() - started:.0f} s in all; logs in {args.out}")
     return 0 if good else 1
 
