@@ -163,6 +163,37 @@ def check_extremes(run: Run) -> None:
                 run.linear(x, w, x.double() @ exact.T, f"tokens {name}")
 
 
+def check_nan(run: Run) -> None:
+    """A token of NaN answers NaN, and no other token's answer changes by a bit: linears, experts in both modes."""
+    raw = measure.random_raw(512, HIDDEN, ref.Q6_K)
+    w, counters = rp.repack(raw, ref.Q6_K), torch.zeros(linear.COUNTERS, dtype=torch.int32, device="cuda")
+    gen = torch.Generator("cuda").manual_seed(5)
+    forms = (rp.FORM[ref.Q4_K], rp.FORM[ref.Q6_K])
+    w13 = measure.random_packed(forms[0], 2 * INNER, HIDDEN, E, gen)
+    w2 = measure.random_packed(forms[1], HIDDEN, INNER, E, gen)
+    for m in (3, 256):
+        x = torch.randn(m, HIDDEN, device="cuda").bfloat16()
+        spoilt = x.clone()
+        spoilt[1, 77] = float("nan")
+        ids = torch.rand(m, E, device="cuda").topk(TOP_K, 1).indices.int()
+        weights = torch.rand(m, TOP_K, device="cuda") + 0.1
+        tile = choose.linear_tile(run.table, w.form, w.rows, w.pieces, linear.unit(w.form, w.pieces), m)
+        pair = moe_tile(run.table, forms, m)
+        for label, answer in (
+            ("linear", lambda x, tile=tile: linear.linear(x, w, counters, tile)),
+            (
+                f"experts{', grouped' if pair.grouped else ''}",
+                lambda x, ids=ids, weights=weights, pair=pair: moe.experts(
+                    x, w13, w2, weights, ids, None, counters, lambda _: pair
+                ),
+            ),
+        ):
+            want, got = answer(x), answer(spoilt)
+            others = torch.arange(m, device="cuda") != 1
+            right = bool(got[1].isnan().all()) and torch.equal(got[others], want[others])
+            run.note(f"a token of NaN, {label}", 0.0 if right else float("inf"))
+
+
 def early_tile(table: choose.Table, forms: tuple[int, int]) -> choose.MoeTile:
     """The one that GLM-5's experts on 8 GPUs are launched early with, where the table has it and the sizes here allow
     it; else one like it."""
@@ -236,7 +267,7 @@ def main() -> int:
     todo = jobs(table)
     failed = [e for e in measure.precompile(todo, 14) if e]
     print(f"compiled {len(todo)} in {time.time() - start:.0f} s, {len(failed)} failed", failed[:3], flush=True)
-    for part in (check_linears, check_experts, check_extremes, check_early):
+    for part in (check_linears, check_experts, check_extremes, check_nan, check_early):
         part(run)
         print(f"{part.__name__} done at {time.time() - start:.0f} s", flush=True)
     wrong = {k: v for k, v in run.worst.items() if not v <= LIMIT}
