@@ -33,6 +33,7 @@ VARIANTS = ("plugin", "packed")
 
 async def measure(path: Path, kernels: str, users: list[int]) -> dict[str, float]:
     """{"prefill" or concurrency: tokens a second}."""
+    from service.engines.protocol import LoadProgress
     from service.engines.vllm.engine import VllmEngine
     from service.engines.vllm.options import VllmOptions
 
@@ -43,7 +44,12 @@ async def measure(path: Path, kernels: str, users: list[int]) -> dict[str, float
             kernels=kernels, gpu_memory_fraction=0.5,
         ),
     )  # fmt: skip
-    await engine.load(lambda progress: None)
+    began = time.perf_counter()
+
+    def report(progress: LoadProgress) -> None:
+        print(f"{kernels} {time.perf_counter() - began:6.1f} s {progress.stage}: {progress.detail}", file=sys.stderr)
+
+    await engine.load(report)
     serial = 0
 
     async def together(count: int, prompt: int, answer: int) -> float:

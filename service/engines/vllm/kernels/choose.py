@@ -12,8 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-MANY = 512
+MANY = 128
 """Tokens beyond which, unless measured otherwise, W is decoded once for cuBLAS."""
+
+GRAPHS = 512
+"""Tokens up to which vLLM records a step as CUDA graphs: beyond, the host pays for each launch as well."""
+
+FEW = 1 << 21
+"""Weights up to which decoding does not pay there: it is four launches, and as quick as one kernel on an H200."""
 
 LINEAR_M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MOE_M = (*LINEAR_M, 2048)
@@ -75,17 +81,17 @@ def linear_tile(table: Table, form: int, rows: int, pieces: int, unit: int, m: i
     found = _at_least(table.linear.get(linear_key(form, rows, pieces * 64)), m)
     if found is not None and (m <= MANY or m <= max(table.linear[linear_key(form, rows, pieces * 64)])):
         return found[0]
-    if m > MANY:
+    if MANY < m <= GRAPHS or (m > GRAPHS and rows * pieces * 64 > FEW):
         return None
-    bm = 8 if m <= 8 else 16 if m <= 64 else 32 if m <= 128 else 64
-    bn = 64 if rows % 128 or m <= 64 else 128
-    tiles = rows // bn * -(-m // bm)
-    split, units = 1, pieces // unit
-    while tiles * split < 3 * table.processors and units % (split * 2) == 0 and split < 16 and tiles <= 4096:
-        split *= 2
+    enough, many = 1.4 * table.processors, rows // 64 * -(-m // 64)
+    bm = 8 if m <= 8 else 64 if m > 32 and many >= enough else 16 if m <= 64 else 32 if m <= MANY else 64
+    bn = 32 if m <= 8 else 64
+    tiles, units = rows // bn * -(-m // bm), pieces // unit
+    splits = [s for s in range(1, 17) if units % s == 0] if tiles <= 4096 else [1]
+    split = min(splits, key=lambda s: max(tiles * s / enough, enough / (tiles * s)))
     # bigger tiles with three stages need more shared memory than an RTX PRO 6000 has (`glm5 tune resources`)
     small = bn * bm <= 64 * 16
-    return LinearTile(bn, bm, split, 2 if small else 4 if bn * bm <= 64 * 64 else 8, 3 if small else 2)
+    return LinearTile(bn, bm, split, 2 if small else 4, 3 if small else 2)
 
 
 def moe_tile(

@@ -27,14 +27,15 @@ def _decode_asm(form, j):
     """PTX that turns four bytes of `low` (and of `high`) into four weights for k and four for k + 32, as f16x2 pairs.
 
     `j`: which piece of 64 inside the 256 that a byte of `high` spans. Operands: $0-$1 weights k, $2-$3 weights k + 32,
-    $4 low, [$5 high or second low], then a word of two fp16 scales, four times (once a byte): s for k and for k + 32.
-    AFFINE: two words, s and o for k, s and o for k + 32.
+    $4 low, [$5 high or second low], then four words of two fp16 scales, one a byte: s for k and for k + 32. AFFINE:
+    eight, s and o for k, then s and o for k + 32. Bytes 0-1 and bytes 2-3 are neighbours in a row each, but the two
+    pairs may be of two rows: that is the compiler's choice, and differs between the tensor core's instructions.
 
     A code of up to 8 bits with a zero byte above it is the fp16 subnormal code * 2^-24, so one FMA makes the weight,
     with no bias to subtract: code * s + o, rounded once.
     """
     lines = ["{ .reg .b32 l,h,t,u,v,c,s0,o0,s1,o1; .reg .b16 x,y;"]
-    words = "$5" if form == 4 or form == 14 else "$6"
+    words = 5 if form == 4 or form == 14 else 6
     if form == 14:
         lines += [_table()]
     elif form == 8:
@@ -48,17 +49,21 @@ def _decode_asm(form, j):
         lines += [_bits("l", 2 * j, 7, 1), _bits("h", 2 * j + 1, 7, 1)]
     if form == 6:
         lines += [_bits("l", 4 * (j % 2), 6, 2), _bits("h", 4 * (j % 2) + 2, 6, 2)]
-    if form == 4 or form == 5:
-        lines += [_twice("s0", "o0", words), _twice("s1", "o1", "$9" if form == 4 else "$10")]
-    else:
-        # o = -32 s (SIGNED6, whose codes are in units of 2^-22) or -128 s: -2^-17 of what is stored
-        lines += [f"mov.b32 t, 0x80808080; mul.rn.f16x2 t, {words}, t;", _twice("s0", "s1", words)]
-        lines += [_twice("o0", "o1", "t")]
-    lines += ["mov.b32 c, 0;"]
-    for i, word in ((0, "l"), (1, "h")):
-        for half, select in ((0, "0x4140"), (1, "0x4342")):
-            out = f"${2 * i + half}"
-            lines.append(f"prmt.b32 {out}, {word}, c, {select}; fma.rn.f16x2 {out}, {out}, s{i}, o{i};")
+    for pair in (0, 1):
+        word = f"${words + 2 * pair}"
+        if form == 4 or form == 5:
+            lines += [_twice("s0", "o0", word), _twice("s1", "o1", f"${words + 4 + 2 * pair}")]
+        else:
+            # o = -32 s (SIGNED6, whose codes are in units of 2^-22) or -128 s: -2^-17 of what is stored
+            lines += [_twice("s0", "s1", word), f"mov.b32 t, 0x80808080; mul.rn.f16x2 t, {word}, t;"]
+            lines += [_twice("o0", "o1", "t")]
+        lines += ["mov.b32 c, 0;"]
+        for i, source in ((0, "l"), (1, "h")):
+            select = ("0x4140", "0x4342")[pair]
+            if form == 14:  # a register a pair, k in its lower half and k + 32 in the upper
+                source, select = "lh"[pair], ("0x4140", "0x4342")[i]
+            out = f"${2 * i + pair}"
+            lines += [f"prmt.b32 {out}, {source}, c, {select}; fma.rn.f16x2 {out}, {out}, s{i}, o{i};"]
     return " ".join(lines) + " }"
 
 
@@ -78,7 +83,7 @@ def _bits(word, source, target, width):
 
 @triton.constexpr_function
 def _table():
-    """Nibbles of $4, four for k and four for k + 32 -> bytes IQ4_VALUES + 128 in l and h.
+    """Nibbles of $4, in each half two for k and two for k + 32 -> bytes IQ4_VALUES + 128 in l (lower half) and h.
 
     Four nibbles are a selector of prmt: look them up in both halves of the table, 01 18 2d 3f 4f 5d 6a 76 and
     81 8d 99 a6 b5 c5 d9 f1, and choose by their top bits.
@@ -157,10 +162,10 @@ def piece(low, h, scales, N, kb, J: tl.constexpr, rn, FORM: tl.constexpr, ASM: t
             lo, hi = tl.inline_asm_elementwise(asm, con, [p, a], both, True, 4)
     else:
         if FORM == 14:
-            # bytes 0-1 of four hold the nibbles of k, bytes 2-3 those of k + 32
-            base = low + (kb * N + rn)[:, None] * 32 + ((r32 // 4) * 4 + (r32 % 4) // 2)[None, :]
+            # of two bytes, the first holds both nibbles of k, the second those of k + 32
+            base = low + (kb * N + rn)[:, None] * 32 + (r32 // 2 * 2)[None, :]
             p = (tl.load(base) >> (4 * (r32 % 2))[None, :].to(tl.uint8)) & 15
-            p |= (tl.load(base + 2) >> (4 * (r32 % 2))[None, :].to(tl.uint8)) << 4
+            p |= (tl.load(base + 1) >> (4 * (r32 % 2))[None, :].to(tl.uint8)) << 4
         lo, hi = _plain(p, p2, h, s, J, r32, FORM)
     return lo, hi
 

@@ -6,12 +6,12 @@ see through them. Which tile runs is decided inside the op, from the number of t
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from service.engines.vllm.kernels.choose import MoeTile, Table, linear_tile, moe_tile, table_for
+from service.engines.vllm.kernels.choose import LinearTile, MoeTile, Table, linear_tile, moe_tile, table_for
 from service.engines.vllm.kernels.linear import embed, linear, unit
 from service.engines.vllm.kernels.moe import experts
 from service.engines.vllm.kernels.repack import Packed
@@ -36,6 +36,7 @@ def register() -> torch.library.Library:
     return library
 
 
+@cache
 def here(device: torch.device) -> Table:
     """The table for the device that holds the weights; for a CPU (the interpreter) the rules alone."""
     if device.type != "cuda":
@@ -60,8 +61,13 @@ def _linear(
     if copy is not None and m >= COPY_FROM:
         return x @ copy.T
     w = Packed(form, n, k, alpha, low, high, scales)
-    tile = linear_tile(here(low.device), form, w.rows, w.pieces, unit(form, w.pieces), m)
-    return linear(x, w, counters, tile)
+    return linear(x, w, counters, _tile(low.device, form, w.rows, w.pieces, m))
+
+
+@lru_cache(4096)
+def _tile(device: torch.device, form: int, rows: int, pieces: int, m: int) -> LinearTile | None:
+    """Kept, because outside CUDA graphs the host's time counts."""
+    return linear_tile(here(device), form, rows, pieces, unit(form, pieces), m)
 
 
 def _linear_fake(

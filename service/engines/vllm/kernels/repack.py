@@ -8,8 +8,8 @@ SIGNED6  7.0, Q6_K:                          nibbles, 2 high bits; s for each 16
 SIGNED8  8.5, Q8_0:                          int8; s for each 32
 TABLE4   4.5, IQ4_NL IQ4_XS:                 nibbles that index a table; s for each 32
 
-low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). TABLE4: in each four bytes first the four nibbles of
-        k .. k + 3, then those of k + 32 .. k + 35. SIGNED8: code + 128, [E, 2 KB, N, 32].
+low     uint8 [E, KB, N, 32]: nibbles of k (low) and k + 32 (high). TABLE4: of two bytes the first has the nibbles of
+        k and k + 1, the second those of k + 32 and k + 33. SIGNED8: code + 128, [E, 2 KB, N, 32].
 high    uint8. AFFINE5 [E, KB/4, N, 32]: bit g of a byte belongs to group g of 32 of the 256. SIGNED6 [E, KB/2, N, 32]:
         two bits for each of the four groups of 32. Otherwise empty.
 scales  [E, KB, N]: the fp16 numbers of a piece in one integer. int64 (s0, o0, s1, o1) for AFFINE, (s0, s2, s1, s3) for
@@ -169,8 +169,8 @@ class _Planes:
         if self.form == SIGNED8:
             self.low[e0:e1, :, r0:r1] = laid(q, 32)
         elif self.form == TABLE4:
-            four = q.reshape(q.shape[0], -1, 2, 8, 4).transpose(2, 3).flatten(2)
-            self.low[e0:e1, :, r0:r1] = laid((four[:, :, 0::2] & 15) | ((four[:, :, 1::2] & 15) << 4), 32)
+            both = q.reshape(q.shape[0], -1, 2, 16, 2).transpose(2, 3).flatten(2)
+            self.low[e0:e1, :, r0:r1] = laid((both[:, :, 0::2] & 15) | ((both[:, :, 1::2] & 15) << 4), 32)
         else:
             pair = q.reshape(q.shape[0], -1, 2, 32)
             self.low[e0:e1, :, r0:r1] = laid((pair[:, :, 0] & 15) | ((pair[:, :, 1] & 15) << 4), 32)
