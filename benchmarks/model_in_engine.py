@@ -33,9 +33,9 @@ VARIANTS = ("plugin", "packed")
 
 async def measure(path: Path, kernels: str, users: list[int]) -> dict[str, float]:
     """{"prefill" or concurrency: tokens a second}."""
-    from service.engines.protocol import LoadProgress
     from service.engines.vllm.engine import VllmEngine
     from service.engines.vllm.options import VllmOptions
+    from service.types import LoadProgress
 
     engine = VllmEngine(
         model=str(path), served_name="m", slots=max(users), context_tokens=2048,
@@ -47,7 +47,7 @@ async def measure(path: Path, kernels: str, users: list[int]) -> dict[str, float
     began = time.perf_counter()
 
     def report(progress: LoadProgress) -> None:
-        print(f"{kernels} {time.perf_counter() - began:6.1f} s {progress.stage}: {progress.detail}", file=sys.stderr)
+        print(f"{kernels} {time.perf_counter() - began:6.1f} s {progress.phase}: {progress.detail}", file=sys.stderr)
 
     await engine.load(report)
     serial = 0
