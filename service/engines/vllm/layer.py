@@ -153,7 +153,8 @@ class Layer:
         from vllm import SamplingParams
 
         queues: list[Any] = []
-        try:
+        async with contextlib.AsyncExitStack() as broken_off:
+            broken_off.push_async_callback(self._withdraw, queues)
             # Asked one after the other the first would have its step before the second arrives.
             await self._engine.pause_generation(mode="keep", clear_cache=False)
             try:
@@ -162,12 +163,14 @@ class Layer:
                     queues.append(await self._engine.add_request(f"{identity}-{index}", *ask))
             finally:
                 await self._engine.resume_generation()
-            return [await _last(queue) for queue in queues]
-        except BaseException:
-            # Nobody waits for the others any more. An engine that died has none.
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self._engine.abort([queue.request_id for queue in queues], internal=True))
-            raise
+            found = [await _last(queue) for queue in queues]
+            broken_off.pop_all()
+        return found
+
+    async def _withdraw(self, queues: list[Any]) -> None:
+        """Nobody waits for these requests any more. An engine that died has none."""
+        with contextlib.suppress(Exception):
+            await asyncio.shield(self._engine.abort([queue.request_id for queue in queues], internal=True))
 
     async def profile(self, seconds: float) -> None:
         """Have the workers write a trace of the steps of the next `seconds` (launch.PROFILED_STEPS at most)."""
