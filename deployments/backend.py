@@ -27,6 +27,7 @@ from service.errors import BadRequest, DeadlineExceeded, EngineFailed, NotReady,
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
 from service.metrics.declared import Metrics
 from service.metrics.exchange import merge, snapshot
+from service.metrics.news import News
 from service.metrics.recorders import IngressRecorder
 from service.routing.pick import Choice, PoolView, Spill, Wish, home, pick
 from service.types import TIERS, Chunk, EngineRequest, ModelCard, PoolName
@@ -74,7 +75,7 @@ class RayBackend:
 
     async def _read_board(self) -> None:
         """Follow the service's state; keep our books in step with it."""
-        last, said = b"", 0.0
+        news, said = News(), 0.0
         while True:
             now = time.monotonic()
             if now - said >= INTERVAL_S:
@@ -84,9 +85,9 @@ class RayBackend:
                 self._recorder.queued(name, gate.queue.waiting)
             metrics = snapshot(self._metrics)
             self._sink.offer(metrics)
-            if metrics != last:
-                self._board.pin(self._id, None, metrics)
-                last = metrics
+            fresh = news.pick(metrics, now)
+            if fresh is not None:
+                self._board.pin(self._id, None, fresh)
             posts = await self._board.posts()
             if posts is not None:
                 self._posts = posts
@@ -303,6 +304,7 @@ class RayBackend:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        self._board.pin(self._id, None, snapshot(self._metrics))
         self._board.unpin(self._id)
 
 

@@ -1,9 +1,9 @@
 """One small actor where every process of the service pins what the others need to know: load phases, slots, counters.
 
 A replica that is still loading cannot answer a call, and Serve hides which replica answers one: so replicas write and
-ingresses read. The board holds the latest word of each process only. A process on the board's own node is gone when
-its pid is; one elsewhere, when it has not spoken for `STALE_S` (here too, after `HUNG_S`: it hangs). If the board dies
-Ray restarts it empty, and it is full again within one interval: until `YOUNG_S` it is not believed.
+ingresses read. What it keeps, and for how long, is in pins.py. If the board dies Ray restarts it empty: posts are full
+again within one interval, and until `YOUNG_S` they are not believed; metrics of those that live within
+service/metrics/news.py's `AGAIN_S`, while what departed processes had counted is lost.
 
 Posts also carry what reconciliation needs (service/admission/reconcile.py): the ids that each process believes to run.
 """
@@ -13,21 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import orjson
-import psutil
 import ray
 
-from service.metrics.exchange import fold
+from deployments.pins import Pins
 from service.types import EngineStats, ModelCard, PoolName
 
 NAME, NAMESPACE = "glm5-board", "glm5"
 INTERVAL_S = 0.5
-STALE_S = 5.0
-HUNG_S = 10.0
 YOUNG_S = 2 * INTERVAL_S
 LOADING_STALE_S = 120.0
 """A process that loads may be silent for long: llama.cpp's loader keeps Python's lock."""
@@ -95,75 +91,11 @@ def here() -> dict[str, Any]:
     return {"node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
 
 
-@dataclass
-class _Pinned:
-    post: bytes = b""
-    metrics: bytes = b""
-    native: str = ""
-    local_pid: int = 0
-    seen: float = field(default_factory=time.monotonic)
-
-
-class _Board:
+class _Board(Pins):
     """The actor's body. All methods are short; Ray runs them one after the other."""
 
     def __init__(self) -> None:
-        self._pinned: dict[str, _Pinned] = {}
-        self._departed: bytes = b""
-        self._silent: dict[str, bytes] = {}
-        """Metrics of processes that fell silent; they count, and are dropped again if the process comes back."""
-        self._born = time.monotonic()
-        self._node = ray.get_runtime_context().get_node_id()
-
-    def pin(self, id: str, post: bytes | None, metrics: bytes | None, native: str | None = None) -> None:
-        entry = self._pinned.setdefault(id, _Pinned())
-        self._silent.pop(id, None)
-        entry.seen = time.monotonic()
-        if post is not None:
-            entry.post = post
-            tree = orjson.loads(post)
-            entry.local_pid = tree["pid"] if tree["node"] == self._node else 0
-        if metrics is not None:
-            entry.metrics = metrics
-        if native is not None:
-            entry.native = native
-
-    def unpin(self, id: str) -> None:
-        """A process leaves on purpose: what it counted stays in the totals."""
-        entry = self._pinned.pop(id, None)
-        if entry is not None and entry.metrics:
-            self._departed = fold(self._departed, entry.metrics)
-
-    def posts(self) -> tuple[float, list[bytes]]:
-        """(age of this board in seconds, everybody's latest post)."""
-        self._drop_gone()
-        return time.monotonic() - self._born, [entry.post for entry in self._pinned.values() if entry.post]
-
-    def metrics(self) -> tuple[list[bytes], dict[str, str]]:
-        """Snapshots of all processes (departed ones folded into one) and each replica's native text."""
-        self._drop_gone()
-        snapshots = [entry.metrics for entry in self._pinned.values() if entry.metrics]
-        native = {id: entry.native for id, entry in self._pinned.items() if entry.native}
-        departed = self._departed
-        for silent in filter(None, self._silent.values()):
-            departed = fold(departed, silent)
-        return [*([departed] if departed else []), *snapshots], native
-
-    def _drop_gone(self) -> None:
-        now = time.monotonic()
-        for id, entry in list(self._pinned.items()):
-            silent_s = now - entry.seen
-            if entry.local_pid and not _lives(entry.local_pid):
-                self.unpin(id)
-            elif silent_s > (HUNG_S if entry.local_pid else STALE_S):
-                self._silent[id] = self._pinned.pop(id).metrics or self._silent.get(id, b"")
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+        super().__init__(ray.get_runtime_context().get_node_id())
 
 
 class Board:

@@ -25,6 +25,7 @@ from service.engines import registry
 from service.errors import DeadlineExceeded, EngineFailed, ServiceError, UserError
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
+from service.metrics.news import News
 from service.metrics.recorders import ReplicaRecorder
 from service.scaling.conversion import Verdict
 from service.types import Chunk, EngineRequest, LoadProgress, ModelCard, PoolName, Tier
@@ -115,7 +116,7 @@ class Replica:
 
     async def _speak(self) -> None:
         """Tell the board where we are, and what was counted: every `INTERVAL_S`, and soon after a request ended."""
-        last, fetched = b"", 0.0
+        news, fetched = News(), 0.0
         while True:
             native, now = None, time.monotonic()
             if self._post.ready:
@@ -128,8 +129,7 @@ class Replica:
                     native, fetched = await self._engine.native_metrics(), now
             metrics = snapshot(self._metrics)
             self._sink.offer(metrics)
-            self._pin(metrics if metrics != last else None, native)
-            last = metrics
+            self._pin(news.pick(metrics, now), native)
             await asyncio.sleep(SPACING_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), INTERVAL_S - SPACING_S)
