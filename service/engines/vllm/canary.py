@@ -8,14 +8,13 @@ differ between decoding step by step (CUDA graphs, KV cache) and reading the sam
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from service.errors import UserError
 from service.gguf.header import GgufHeader
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 STEPS = 16
 TOP = 8
+BATCH = 8
 FORMAT = 1
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
@@ -105,6 +105,11 @@ class Tolerance:
 def prompts(vocab_size: int) -> list[tuple[int, ...]]:
     """Fixed token ids, by no tokenizer: a ramp, a repetition and a spread. All ids exist in any vocabulary used."""
     return [tuple(range(33, 33 + 24)), (72, 101, 108, 108, 111) * 4, spread(vocab_size, 48)]
+
+
+def batch_prompts(vocab_size: int) -> list[tuple[int, ...]]:
+    """BATCH prompts that begin apart, of 20 to 48 tokens: an answer that went to another prompt shows."""
+    return [spread(vocab_size, 20 + 4 * index, start=BATCH - index) for index in range(BATCH)]
 
 
 def spread(vocab_size: int, length: int, start: int = 1) -> tuple[int, ...]:
@@ -188,9 +193,10 @@ def compare(reference: Reference, answers: Sequence[Probe], tolerance: Tolerance
     return []
 
 
-def batch_faults(alone: Probe, together: Sequence[Probe], allowed: Tolerance) -> list[str]:
-    """The first token's distribution must not depend on what else is in the batch."""
-    gaps = [differences([_first(alone)], [_first(probe)])[:2] for probe in together]
+def batch_faults(alone: Sequence[Probe], together: Sequence[Probe], allowed: Tolerance) -> list[str]:
+    """The first token's distribution after a prompt must not depend on what else is in the batch. `alone` and
+    `together` hold the same prompts in the same order."""
+    gaps = [differences([_first(one)], [_first(other)])[:2] for one, other in zip(alone, together, strict=True)]
     mean, worst = max(mean for mean, _ in gaps), max(worst for _, worst in gaps)
     if mean > allowed.mean or worst > allowed.worst:
         return [
@@ -215,9 +221,28 @@ def replay_faults(decoded: Probe, read: Probe, allowed: Tolerance) -> list[str]:
 
 
 async def ask(layer: Layer, prompt: tuple[int, ...], steps: int, identity: str) -> Probe:
-    """The engine's greedy answer."""
-    params = {"temperature": 0.0, "max_tokens": steps, "ignore_eos": True, "logprobs": TOP}
-    result = await layer.generate(list(prompt), params, identity)
+    """The engine's greedy answer, computed anew."""
+    return _probe(prompt, await layer.generate(list(prompt), _greedy(steps), identity))
+
+
+async def ask_together(layer: Layer, asked: Sequence[tuple[int, ...]], steps: int, identity: str) -> list[Probe]:
+    """The engine's greedy answers to prompts that it computes in one batch, in the order of the prompts."""
+    results = await layer.generate_together([list(prompt) for prompt in asked], _greedy(steps), identity)
+    return [_probe(prompt, result) for prompt, result in zip(asked, results, strict=True)]
+
+
+def _greedy(steps: int) -> dict[str, Any]:
+    # What one answer left in the prefix cache must not stand in for the next one's own computing.
+    return {
+        "temperature": 0.0,
+        "max_tokens": steps,
+        "ignore_eos": True,
+        "logprobs": TOP,
+        "skip_reading_prefix_cache": True,
+    }
+
+
+def _probe(prompt: tuple[int, ...], result: Any) -> Probe:
     output = result.outputs[0]
     found = []
     for token, known in zip(output.token_ids, output.logprobs or (), strict=True):
@@ -266,9 +291,9 @@ async def judge(layer: Layer, reference: Reference | None, allowed: Tolerance) -
     answers = await probe_all(layer)
     faults = structural_faults(answers, layer.vocab_size)
     if not faults:
-        last = answers[-1]
-        batch = await asyncio.gather(*(ask(layer, last.prompt, 1, f"gate-batch-{i}") for i in range(8)))
-        faults += batch_faults(last, batch, allowed)
+        last, asked = answers[-1], batch_prompts(layer.vocab_size)
+        alone = [await ask(layer, prompt, 1, f"gate-alone-{i}") for i, prompt in enumerate(asked)]
+        faults += batch_faults(alone, await ask_together(layer, asked, 1, "gate-batch"), allowed)
         faults += replay_faults(last, await reread(layer, last, "gate-reread"), allowed)
     if reference is None:
         return Verdict(tuple(faults), "gate: structure only (no reference)")
