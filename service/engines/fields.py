@@ -1,5 +1,6 @@
 """Which request fields each engine really obeys. Kept apart from the engines so that the HTTP process, which refuses
-the others by name, need not import them. tests/ send every field listed here to the engine and look at the effect.
+the others by name, need not import them. test_fields.py in tests/unit/engines and tests/unit/vllm has a case for every
+field listed here, what the library below is given for it, and shows that every other one is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CHAT = frozenset({"tools", "tool_choice", "response_format", "chat_template_kwa
 
 HONOURED: dict[str, frozenset[str]] = {
     "llamacpp": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls"},
-    "vllm": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls", "echo"},
+    "vllm": _COMMON | _SAMPLING | _CHAT | {"parallel_tool_calls", "echo", "min_tokens", "stop_token_ids"},
     # The simulated engine draws no samples: the sampling fields change nothing there, by its nature.
     "simulated": _COMMON | _SAMPLING - {"logprobs", "top_logprobs"},
 }

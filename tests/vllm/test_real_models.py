@@ -124,6 +124,28 @@ def test_several_choices(engines: Engines, engine: Any) -> None:
     assert {ch["index"] for c in chunks for ch in orjson.loads(c.data)["choices"]} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_token_ids_end_an_answer_but_not_before_the_fewest_tokens(engines: Engines, engine: Any, endpoint: str) -> None:
+    asked = {"messages": [{"role": "user", "content": PROMPT}]} if endpoint == "chat" else {"prompt": PROMPT}
+    body = {**asked, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def answer(**more: Any) -> tuple[str, str, int]:
+        (whole,) = engines.answer(engine, endpoint, {**body, **more}, stream=False)
+        choice = orjson.loads(whole.data)["choices"][0]
+        text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
+        return text, choice["finish_reason"], whole.output_tokens
+
+    free, reason, count = answer()
+    assert (reason, count) == ("length", 12)
+    ask = orjson.dumps({"prompt": free, "add_special_tokens": False})
+    ends = orjson.loads(engines.run(engine.tokenize(ask)))["tokens"][5]
+    text, reason, count = answer(stop_token_ids=[ends])
+    assert free.startswith(text)
+    assert reason == "stop"
+    assert count <= 6
+    assert answer(stop_token_ids=[ends], min_tokens=9)[2] >= 9
+
+
 def test_faults_of_requests_are_named(engines: Engines, engine: Any) -> None:
     for body, kind, words in [
         ({"prompt": "a " * 2000, "max_tokens": 3}, ContextOverflow, "512"),
