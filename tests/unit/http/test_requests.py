@@ -316,6 +316,16 @@ def test_top_logprobs_and_max_completion_tokens_are_honoured_with_their_elders()
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [(chat(logprobs=True, top_logprobs=6), "top_logprobs"), (text(logprobs=6), "logprobs")],
+)
+def test_max_logprobs_bounds_both_endpoints(fields: dict[str, Any], param: str) -> None:
+    assert plan(fields, max_logprobs=6).parts
+    error = refused(fields, max_logprobs=5)
+    assert (error.param, error.message) == (param, f"{param} may be at most 5 here, not 6")
+
+
 def test_nothing_loaded_yet_refuses_nothing_here() -> None:
     raw = chat(model="any", seed=1)
     made = make_plan(
