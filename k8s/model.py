@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import UserError
+from service.strict_yaml import parse_yaml
 
 MARK = ".glm5-ready.json"
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
@@ -62,8 +63,8 @@ class Manifest(BaseModel):
 def manifest_of(text: str, where: str, may_be_empty: bool = False) -> Manifest:
     """Raises UserError."""
     try:
-        manifest = Manifest.model_validate(yaml.safe_load(text))
-    except (yaml.YAMLError, ValidationError) as fault:
+        manifest = Manifest.model_validate(parse_yaml(text, "its text"))
+    except (UserError, ValidationError) as fault:
         raise UserError(f"{where} is no manifest of a model: {fault}") from None
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names):

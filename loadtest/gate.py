@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loadtest.quantity import Quantity, quantity
 from loadtest.store import Run
 from service.errors import UserError
+from service.strict_yaml import read_yaml
 
 _TOP = {"gates", "allow_invalid", "max_failed_share"}
 _KEYS = {"metric", "at", "min", "max"}
@@ -53,12 +52,7 @@ class Finding:
 
 def load(path: Path) -> Gates:
     """Raises UserError that says which entry is wrong and what would be right."""
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
+    raw = read_yaml(path, "gates file")
     if not isinstance(raw, dict) or not isinstance(raw.get("gates"), list) or not raw["gates"]:
         raise UserError(f"{path} needs a list `gates:` of entries like {{metric: output_tok_s, at: 1, min: 40}}")
     _only(raw, _TOP, str(path))

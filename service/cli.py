@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.errors import UserError
+
+if TYPE_CHECKING:
+    from service.config import Config
 
 app = typer.Typer(
     name="glm5",
@@ -45,11 +48,12 @@ def serve(
     from service.config import load
 
     overrides = list(set_ or [])
+    if port is not None:
+        overrides.append(f"http.port={port}")
     config = load(profile, overrides)
+    _check_files(config)
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
-    if port is not None:
-        config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
     for pool in config.pools.values():
         if pool.engine.name != "simulated" and not config.model.file().exists():
             raise UserError(f"model.path: {config.model.file()} does not exist; give --model FILE.gguf")
@@ -95,8 +99,16 @@ def config_check(profile: ProfileArgument = None, set_: SetOption = None) -> Non
     from service.config import DEFAULT_PROFILE, load
 
     config = load(profile, set_ or [])
+    _check_files(config)
     pools = ", ".join(f"{name}: {pool.engine.name} x {pool.slots} slots" for name, pool in config.pools.items())
     typer.echo(f"{profile or DEFAULT_PROFILE}: right ({pools})")
+
+
+def _check_files(config: Config) -> None:
+    """Raises UserError where the keys file is missing or wrong, or would let nobody in."""
+    from service.admission.keys import KeyRing
+
+    KeyRing.load(config.admission)
 
 
 @app.command()

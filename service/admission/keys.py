@@ -17,14 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import QuotaExceeded, Unauthorized, UserError
+from service.strict_yaml import Bounds, read_yaml
 from service.types import Chunk, Tier
 
 WINDOW_S = 60.0
 MAX_KEY_CHARACTERS = 512
+# Some 40,000 keys. Errors show no text of the file, which may hold a key that somebody wrote there by mistake.
+FILE_BOUNDS = Bounds(bytes=8 << 20, nodes=400_000, quotes=False)
 
 
 class KeyEntry(BaseModel):
@@ -119,12 +121,7 @@ class Spending:
 
 def read_entries(path: Path) -> list[KeyEntry]:
     """The keys file. Raises UserError where it is missing or wrong; the message names entries, never their hashes."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or []
-    except OSError as fault:
-        raise UserError(f"keys file {path}: {fault.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"keys file {path} is not YAML") from None
+    tree = read_yaml(path, "keys file", FILE_BOUNDS) or []
     if not isinstance(tree, list):
         raise UserError(f"keys file {path} must be a list of keys (name, sha256, ...); glm5 keys add writes it")
     entries = []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from service.config import DEFAULT_PROFILE, PROFILES, Config, dump, entries, loa
 from service.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+GLM5 = str(Path(sys.executable).with_name("glm5"))
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES.glob("*.yaml")), ids=lambda p: p.name)
@@ -105,3 +108,61 @@ def test_an_other_mode_that_the_engine_does_not_know_is_refused() -> None:
     with pytest.raises(UserError, match="other_mode"):
         parse({"scaling": {"convert": "on", "hardware": "8x-h200"}})
     assert parse(yaml.safe_load("scaling: {convert: off}")).scaling.convert == "off"
+
+
+@pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"CPU": -1}, "Ray's own"),
+        ({"GPU": 1}, "Ray's own"),
+        ({"slot": -1}, "greater than or equal to 0"),
+        ({"slot": 0.5}, "multiple of 1"),
+        ({"slot": float("nan")}, "finite"),
+        ({"slot": float("inf")}, "finite"),
+        ({"slot": 1e15}, "less than or equal"),
+    ],
+)
+def test_resources_that_ray_would_not_take_are_refused(resources: dict, says: str) -> None:
+    with pytest.raises(UserError, match=r"ray\.resources") as fault:
+        parse({"ray": {"resources": resources}})
+    assert says in str(fault.value)
+    assert parse({"ray": {"resources": {"slot": 8}}}).ray.resources == {"slot": 8}
+
+
+def test_no_setting_is_infinite_or_no_number() -> None:
+    for key in ("pools.shared.cpus", "pools.shared.drain_s", "scaling.budget", "ingress.cpus", "http.idle_timeout_s"):
+        for value in (".inf", ".nan"):
+            with pytest.raises(UserError, match=key.replace(".", r"\.")):
+                load(None, [f"{key}={value}"])
+
+
+def test_a_file_of_nothing_but_faults_is_answered_shortly(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("".join(f"k{n}: 1\n" for n in range(5000)))
+    with pytest.raises(UserError) as fault:
+        load(path)
+    lines = str(fault.value).splitlines()
+    assert len(lines) == 21 and "4980 more faults" in lines[-1]
+    with pytest.raises(UserError, match="no key has more than"):
+        load(None, ["pools.shared.other_mode.engine" + ".a" * 3000 + "=1"])
+
+
+def glm5(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run([GLM5, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--port", "99999"], "http.port: Input should be less than or equal to 65535 (got 99999)"),
+        (["serve", "--port", "-1"], "http.port: Input should be greater than or equal to 0 (got -1)"),
+        (["config", "check", "--set", "admission.keys_file=/nope"], "keys file /nope: No such file or directory"),
+        (["serve", "--set", "admission.keys_file=/nope"], "keys file /nope: No such file or directory"),
+        (["config", "check", "--set", "admission.anonymous=false"], "nobody could ask anything"),
+        (["config", "check", "--set", "ray.resources={slot: -1}"], "ray.resources.slot"),
+    ],
+)
+def test_the_command_line_says_a_mistake_in_one_line(arguments: list[str], says: str) -> None:
+    code, told = glm5(*arguments)
+    assert code == 2 and told.startswith("error: ") and says in told and len(told.splitlines()) == 1, told
