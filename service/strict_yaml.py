@@ -72,7 +72,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         mark = event.start_mark
         before = self._nodes
         if isinstance(event, yaml.AliasEvent):
