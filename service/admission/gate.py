@@ -40,7 +40,7 @@ class Gate:
             return 0.0
         ahead = self._queue.waiting_ahead(tier)
         # Where a reserved slot is free but not for this tier, the others must end first.
-        return max(0.001, self.rate.wait_s(ahead, self._queue.open_to(tier), self._ages()))
+        return max(0.001, self.rate.wait_s(ahead, self._queue.open_to(tier), self._ages(tier)))
 
     def oldest_wait_s(self, tier: Tier) -> float:
         """How long the longest waiting request of `tier` has waited, seconds."""
@@ -62,9 +62,10 @@ class Gate:
         ticket = Ticket(id, tier, arrived + timeout_s, arrived, tokens)
         answer = self._queue.offer(ticket)
         if answer == "full":
-            after = self.rate.retry_after_s(self._queue.waiting, self._queue.capacity, self._ages())
+            ahead, slots = self._queue.waiting_ahead(tier), self._queue.open_to(tier)
+            after = self.rate.retry_after_s(ahead, slots, self._ages(tier))
             raise Overloaded(
-                f"all {self._queue.capacity} slots are busy and {self._queue.waiting} requests wait; "
+                f"all {slots} slots open to {tier} requests are busy and {self._queue.waiting} requests wait; "
                 f"try again in {after:.0f} s",
                 retry_after_s=after,
             )
@@ -107,6 +108,9 @@ class Gate:
             else:
                 waiter.set_result(None)
 
-    def _ages(self) -> list[float]:
+    def _ages(self, tier: Tier) -> list[float]:
+        """For how long each request has held its slot whose end makes room for `tier`."""
         now = self._clock()
-        return [now - since for since in self._since.values()]
+        # One that was let in within this turn of the loop has its slot, though its task has not yet said so.
+        ages = {id: now - self._since.get(id, now) for id in self._queue.running_ids}
+        return self._queue.ends_awaited(tier, ages)

@@ -78,6 +78,19 @@ class SlotQueue:
         """Slots that `tier` may take when nobody else runs. One is open to everybody, however small the share is."""
         return self._capacity if tier == "priority" else min(self._capacity, max(1, self._capacity - self._reserved))
 
+    def ends_awaited(self, tier: Tier, ages: Mapping[str, float]) -> list[float]:
+        """Of `ages` (of running requests, by id) those whose ends make room among the slots open to `tier`.
+
+        Priority requests within the reserve are no part of it: their slots do not come free for others. Of those beyond
+        it, the oldest are expected to leave first.
+        """
+        if tier == "priority":
+            return list(ages.values())
+        priority = sorted((age for id, age in ages.items() if self._running.get(id) == "priority"), reverse=True)
+        reserve = self._capacity - self.open_to(tier)
+        ordinary = [age for id, age in ages.items() if self._running.get(id) != "priority"]
+        return ordinary + priority[: max(0, len(priority) - reserve)]
+
     def fits(self, tier: Tier) -> bool:
         """Whether a newcomer of `tier` would get a slot at once."""
         return self._fits(tier) and not self.waiting_ahead(tier)

@@ -48,6 +48,6 @@ class ServiceRate:
         rounds, at = divmod(ahead + surplus, len(ends))
         return ends[at] + rounds * held
 
-    def retry_after_s(self, waiting: int, slots: int, ages: Sequence[float]) -> float:
-        """When a refused caller should come back: when all who wait now have got their slots. 1 s or more."""
-        return min(MOST_RETRY_S, max(1.0, self.wait_s(waiting, slots, ages)))
+    def retry_after_s(self, ahead: int, slots: int, ages: Sequence[float]) -> float:
+        """When a refused caller should come back: when it would have got its slot behind those `ahead`. 1 s or more."""
+        return min(MOST_RETRY_S, max(1.0, self.wait_s(ahead, slots, ages)))

@@ -123,7 +123,7 @@ class Pool:
             return 0.0
         at, wait = self._promised.get(tier, (-1.0, 0.0))
         if at < 0 or now - at > PROMISE_S:
-            ages = [now - since for since in self.since.values()]
+            ages = self.queue.ends_awaited(tier, {str(id): now - since for id, since in self.since.items()})
             wait = self.rate.wait_s(self.queue.waiting_ahead(tier), self.queue.open_to(tier), ages)
             self._promised[tier] = (now, wait)
         return max(LEAST_WAIT_S, wait)

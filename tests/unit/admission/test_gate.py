@@ -80,12 +80,31 @@ async def test_the_deadline_frees_the_place_in_the_queue() -> None:
 
 
 async def test_full_says_when_to_come_back() -> None:
-    gate = Gate(capacity=1, reserved=0, bound=0)
-    async with gate.slot("holder", "default", 1.0):
-        with pytest.raises(Overloaded) as refused:
-            async with gate.slot("more", "default", 1.0):
+    now = [100.0]
+    gate = Gate(capacity=1, reserved=0, bound=0, clock=lambda: now[0])
+    async with gate.slot("before", "default", 50.0):
+        now[0] += 9.0
+    async with gate.slot("holder", "default", 50.0):
+        now[0] += 2.0
+        with pytest.raises(Overloaded, match=r"slots open to default .* try again in 7 s") as refused:
+            async with gate.slot("more", "default", 50.0):
                 pass
-    assert refused.value.retry_after_s is not None and refused.value.retry_after_s >= 1.0
+    assert refused.value.retry_after_s == pytest.approx(9.0 - 2.0)
+    assert empty(gate)
+
+
+async def test_those_that_wait_say_how_much_they_will_generate() -> None:
+    gate = Gate(capacity=1, reserved=0, bound=5)
+
+    async def generate(id: str, tokens: int) -> None:
+        async with gate.slot(id, "flex", 50.0, tokens):
+            pass
+
+    async with gate.slot("holder", "flex", 50.0, 1000):
+        tasks = [asyncio.create_task(generate(str(tokens), tokens)) for tokens in (700, 30)]
+        await asyncio.sleep(0)
+        assert [ticket.tokens for ticket in gate.queue.tickets] == [700, 30]
+    await asyncio.gather(*tasks)
     assert empty(gate)
 
 
