@@ -6,36 +6,38 @@ import logging
 
 from service.config import Config, PoolConfig
 from service.errors import UserError
-from service.planning.step_model import StepModel, step_model
+from service.planning.served import served_model
+from service.planning.step_model import StepModel, TokenClock
 from service.types import EngineStats
 
 
 class Prediction:
     """For one replica."""
 
-    def __init__(self, model: StepModel) -> None:
-        self._model = model
+    def __init__(self, steps: StepModel | TokenClock) -> None:
+        self._steps = steps
 
     @staticmethod
     def of(config: Config, pool: PoolConfig) -> Prediction | None:
-        """None where the profile names no hardware or the planner does not know the model: any model is served."""
+        """For the pool's engine as it is set, on `hardware` of the pool, else of the simulated engine. None where the
+        profile names none or the planner does not know the model or the box: any model is served."""
         engine = pool.engine
-        if engine.name == "simulated":
-            if engine.hardware is None:
-                return None
-            return Prediction(step_model(engine.shape, engine.hardware, mtp=engine.mtp, cuda_graphs=engine.cuda_graphs))
-        if pool.hardware is None:
+        simulated = engine.name == "simulated"
+        hardware = pool.hardware or (engine.hardware if engine.name == "simulated" else None)
+        if hardware is None:
             return None
-        tp = engine.tensor_parallel if engine.name == "vllm" else 1
         try:
-            return Prediction(step_model(str(config.model.file()), pool.hardware, tp=tp))
+            file = "" if simulated else str(config.model.file())
+            model = served_model(engine, file, hardware, slots=pool.slots, context_tokens=config.model.context_tokens)
         except UserError as unknown:
             logging.getLogger("ray.serve").warning("no predicted step: %s", unknown)
             return None
+        # The simulated engine emits one token a step, in a shorter step where drafts are kept.
+        return Prediction(model.clock if simulated else model)
 
     def step_s(self, stats: EngineStats) -> float | None:
         """Seconds, or None while nothing runs. The context held is the mean of all requests so far, half answered."""
         if not stats.running or not stats.requests:
             return None
         each = (stats.prompt_tokens + stats.output_tokens / 2) / stats.requests
-        return self._model.decode_step_s(stats.running, int(stats.running * each))
+        return self._steps.decode_step_s(stats.running, int(stats.running * each))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from math import log
 
+from service.planning.settings import Schedule
 from service.planning.step_model import FITTED_TOKENS, StepModel
 
 LENGTHS = (0, 1, 2, 3)
 WORTH = 0.02  # a longer draft must gain as much
 OVERRATED = 1.3  # docs/planning.md: with drafts and 256 tokens a step the model was 22 and 39 % too high
-Schedule = tuple[tuple[int, int, int], ...]
 
 
 def careful_rate(model: StepModel, concurrency: int, context: float) -> float:
     """tokens_per_s for choosing settings: drafts beyond the fitted batches are believed less."""
     rate = model.tokens_per_s(concurrency, context)
     running = min(concurrency, model.settings.slots)
-    drafts = model.settings.draft_tokens
+    drafts = model.settings.drafts(running)
     return rate / OVERRATED if drafts and running * (1 + drafts) > FITTED_TOKENS else rate
 
 
@@ -28,7 +28,7 @@ def schedule(model: StepModel, context: int) -> Schedule:
     if not model.shape.mtp_layers:
         return ()
     octaves = _octaves(model.settings.slots)
-    trials = {k: replace(model, settings=replace(model.settings, draft_tokens=k)) for k in LENGTHS}
+    trials = {k: replace(model, settings=replace(model.settings, draft_tokens=k, draft_schedule=())) for k in LENGTHS}
     # log of the mean rate, less what a longer draft must gain
     value = [
         {

@@ -200,7 +200,7 @@ def best_advice(model: StepModel, running: int, context_tokens: int) -> Advice |
 
 
 def _rate(model: StepModel, running: int, context_tokens: int) -> float:
-    return running * model.settings.tokens_per_step / model.decode_step_s(running, context_tokens)
+    return running * model.settings.tokens_per_step_of(running) / model.decode_step_s(running, context_tokens)
 
 
 def _trials(model: StepModel) -> Iterable[tuple[str, StepModel]]:
@@ -228,7 +228,10 @@ def _trials(model: StepModel) -> Iterable[tuple[str, StepModel]]:
         yield "an fp8 KV cache", changed(replace(s, kv_value_bytes=1.0))
     if model.shape.mtp_layers:
         for k in {0, 1, 2, 3} - {s.draft_tokens}:
-            yield (f"{k} draft tokens (MTP)" if k else "no draft tokens"), changed(replace(s, draft_tokens=k))
+            yield (
+                (f"{k} draft tokens (MTP)" if k else "no draft tokens"),
+                changed(replace(s, draft_tokens=k, draft_schedule=())),
+            )
 
 
 def _coarser(kind: str) -> str:

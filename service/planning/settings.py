@@ -14,14 +14,20 @@ FAMILIES: tuple[Family, ...] = ("plugin", "marlin", "hybrid", "bf16", "nvfp4-cut
 
 # vLLM 0.29 captures 1, 2, 4, then every 8 to 256, then every 16 to 512 (and pads a batch up to the next size).
 VLLM_CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+# Its performance mode "interactivity" captures every size up to 32 instead.
+VLLM_INTERACTIVE_SIZES = (*range(1, 33), *VLLM_CAPTURE_SIZES[7:])
+
+Schedule = tuple[tuple[int, int, int], ...]
+"""(first, last, tokens) ranges of batch size, in order, the first from 1: how many tokens each request drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Settings of one engine replica.
 
-    `slots`: requests decoded at once at most. `draft_tokens`: k of speculative decoding (0: off); `acceptance`: chance
-    that a drafted token is kept, given the one before was. `allreduce`: "default" (untuned), "best" or an algorithm of
+    `slots`: requests decoded at once at most. `draft_tokens`: k of speculative decoding (0: off), the most where
+    `draft_schedule` says how many at which batch size; `acceptance`: chance that a drafted token is kept, given the
+    one before was. `allreduce`: "default" (untuned), "best" or an algorithm of
     the link. `kv_value_bytes`: 2 for bf16, 1 for fp8. `prefill_chunk`: prompt tokens computed in one step.
     """
 
@@ -34,6 +40,7 @@ class EngineSettings:
     allreduce: str = "default"
     kv_value_bytes: float = 2.0
     draft_tokens: int = 0
+    draft_schedule: Schedule = ()
     acceptance: float = 0.62  # fitted to published GLM-5 rows with 3 drafts; the service's own metrics say the truth
     slots: int = 256
     prefill_chunk: int = 2048
@@ -52,8 +59,25 @@ class EngineSettings:
 
     @property
     def tokens_per_step(self) -> float:
-        """Expected output tokens of one request in one step: 1 + a + a^2 + ... + a^k."""
-        return sum(self.acceptance**i for i in range(self.draft_tokens + 1))
+        """Expected output tokens of one request in one step with the longest draft: 1 + a + a^2 + ... + a^k."""
+        return self._kept(self.draft_tokens)
+
+    def tokens_per_step_of(self, running: int) -> float:
+        """The same in a batch of `running` requests."""
+        return self._kept(self.drafts(running))
+
+    def drafts(self, running: int) -> int:
+        """Tokens that each of `running` requests drafts. Between two ranges of the schedule, and beyond the last, the
+        range before goes on, as in vLLM."""
+        length = self.draft_tokens
+        for first, _, tokens in self.draft_schedule:
+            if first > running:
+                break
+            length = min(tokens, self.draft_tokens)
+        return length
+
+    def _kept(self, drafted: int) -> float:
+        return sum(self.acceptance**i for i in range(drafted + 1))
 
     def padded(self, tokens: int) -> tuple[int, bool]:
         """Tokens that the step really computes, and whether it runs as a CUDA graph."""

@@ -109,7 +109,7 @@ class StepModel:
         Beyond settings.slots users wait, so the rate stays that of full slots."""
         running = min(concurrency, self.settings.slots)
         step = self.decode_step_s(running, int(running * context))
-        return running * self.settings.tokens_per_step / step if step else 0.0
+        return running * self.settings.tokens_per_step_of(running) / step if step else 0.0
 
     @property
     def clock(self) -> TokenClock:
@@ -127,7 +127,8 @@ class StepModel:
 
     def band_at(self, running: int) -> float:
         """The band at a batch size: wider where drafts make batches that no published row was fitted at."""
-        outside = self.settings.draft_tokens and running * (1 + self.settings.draft_tokens) > FITTED_TOKENS
+        drafts = self.settings.drafts(running)
+        outside = drafts and running * (1 + drafts) > FITTED_TOKENS
         return max(self.band, EXTRAPOLATED_ERROR) if outside else self.band
 
     def read_bytes(self, tokens: float) -> float:
@@ -162,7 +163,7 @@ class StepModel:
 
     def _compute(self, running: int) -> StepSplit:
         s, c = self.settings, self.calibration
-        tokens, graph = s.padded(running * (1 + s.draft_tokens))
+        tokens, graph = s.padded(running * (1 + s.drafts(running)))
         weights, excess = self._weights(tokens)
         allreduce = self.allreduces * self.allreduce_s(tokens)
         gaps = self.shape.layers * (c.launches_per_layer * c.graph_gap_s + c.layer_overhead_s)
@@ -203,7 +204,8 @@ class StepModel:
     def _draft_s(self, running: int) -> float:
         """k passes of the MTP layer, one token a request each, and the head each time."""
         s, c = self.settings, self.calibration
-        if not s.draft_tokens:
+        drafts = s.drafts(running)
+        if not drafts:
             return 0.0
         if not self.shape.mtp_layers:
             raise UserError(f"{self.shape.name} has no MTP layer: draft tokens must be 0")
@@ -216,7 +218,7 @@ class StepModel:
         seconds += self._kernels.seconds("lm_head", head, running)
         seconds += (3 * self.allreduce_s(running)) if s.tp > 1 else 0.0
         seconds += self.shape.mtp_layers * (c.launches_per_layer * c.graph_gap_s + c.layer_overhead_s)
-        return s.draft_tokens * seconds
+        return drafts * seconds
 
     def _prompt_step(self, tokens: int) -> float:
         found = self._prompts.get(tokens)
@@ -239,7 +241,7 @@ class TokenClock:
     model: StepModel
 
     def decode_step_s(self, running: int, context_tokens: int) -> float:
-        return self.model.decode_step_s(running, context_tokens) / self.model.settings.tokens_per_step
+        return self.model.decode_step_s(running, context_tokens) / self.model.settings.tokens_per_step_of(running)
 
     def prefill_s(self, tokens: int) -> float:
         return self.model.prefill_s(tokens)
