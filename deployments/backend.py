@@ -115,7 +115,7 @@ class RayBackend:
     def _reconcile(self, posts: list[Post]) -> None:
         """Slots and quotas: our share of what there is. Requests: none is awaited that no replica has any more."""
         ingresses = {post.id: post for post in posts if post.role == "ingress"}
-        self._keys.divide(len({*ingresses, self._id}))
+        self._keys.divide(self._id, ingresses)
         for name, gate in self._gates.items():
             ready = self._ready(name)
             self._resize(name, gate, ready, ingresses)
@@ -200,7 +200,7 @@ class RayBackend:
         with self._recorder.request(request.endpoint, request.stream, request.timeout_s) as meter:
             caller = self._keys.find(context.credential)
             choice = self._choose(Wish(context.requested_tier, context.mode, caller.ceiling))
-            with caller.spend() as budget:
+            with caller.spend(context.siblings) as budget:
                 gate, tokens = self._gates[choice.pool], context.max_tokens or GUESSED_TOKENS
                 async with gate.slot(request.id, choice.tier, request.timeout_s, tokens) as waited:
                     served = Served(choice.tier, choice.pool, waited)

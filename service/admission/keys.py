@@ -1,8 +1,7 @@
 """API keys: who a caller is and what they may take. The file holds hashes; a key itself is never kept or logged.
 
-Each ingress process counts for itself and enforces its share of a key's limits (rounded up), so that together they
-never exceed a limit by more than the number of ingresses less one; a caller whose connections all end at one of two
-ingresses gets half.
+Each ingress process counts for itself and enforces its share of a key's limits. The shares add up to the limit, so that
+together the ingresses never exceed it; a caller whose requests all reach one of two ingresses gets half.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import hmac
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import QuotaExceeded, Unauthorized, UserError
+from service.admission.share import Part
+from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
 from service.strict_yaml import Bounds, read_yaml
 from service.types import Chunk, Tier
 
@@ -57,22 +57,25 @@ class Limits(Protocol):
 
 @dataclass(eq=False)
 class Caller:
-    """One key's live books in this process. `spent`: (when, tokens) within the last minute. `processes`: how many share
-    the key's limits."""
+    """One key's live books in this process. `spent`: (when, tokens) within the last minute. `part`: of the key's
+    limits, what this process enforces."""
 
     name: str
     ceiling: Tier
     concurrency: int | None = None
     tokens_per_minute: int | None = None
-    processes: int = 1
+    part: Part = field(default_factory=Part)
     running: int = 0
     spent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @contextmanager
-    def spend(self) -> Iterator[Spending]:
-        """Hold one place of the caller's concurrency. Raises QuotaExceeded."""
-        if self.concurrency is not None and self.running >= -(-self.concurrency // self.processes):
-            raise QuotaExceeded(f"this key may run {self.concurrency} requests at once", retry_after_s=1.0)
+    def spend(self, siblings: int) -> Iterator[Spending]:
+        """Hold one place of the caller's concurrency, for one of `siblings` answers that a request asked for at once.
+
+        Raises QuotaExceeded where trying again can help, BadRequest where it cannot.
+        """
+        if self.concurrency is not None:
+            self._check_concurrency(self.concurrency, siblings)
         if self.tokens_per_minute is not None:
             self._check_tokens(time.monotonic())
         self.running += 1
@@ -81,10 +84,22 @@ class Caller:
         finally:
             self.running -= 1
 
+    def _check_concurrency(self, limit: int, siblings: int) -> None:
+        most = self.part.largest(limit)
+        if siblings > most:
+            where = f", shared by {self.part.of} ingresses: {most} at one" if self.part.of > 1 else ""
+            raise BadRequest(
+                f"n: this request asks for {siblings} answers at once (n for each prompt), but this key may run "
+                f"{limit} at once{where}; ask for at most {most} in one request",
+                param="n",
+            )
+        if self.running >= self.part.share(limit):
+            raise QuotaExceeded(f"this key may run {limit} requests at once", retry_after_s=1.0)
+
     def _check_tokens(self, now: float) -> None:
         """What was used counts: a request that starts within the limit may end beyond it, and the next one waits."""
         assert self.tokens_per_minute is not None
-        limit = -(-self.tokens_per_minute // self.processes)
+        limit = self.part.share(self.tokens_per_minute)
         while self.spent and self.spent[0][0] <= now - WINDOW_S:
             self.spent.popleft()
         used = sum(tokens for _, tokens in self.spent)
@@ -156,10 +171,11 @@ class KeyRing:
             for e in entries
         ]
 
-    def divide(self, processes: int) -> None:
-        """This process is one of so many that share every key's limits."""
+    def divide(self, own: str, others: Iterable[str]) -> None:
+        """The process `own` shares every key's limits with `others` (ids, among which it may be itself)."""
+        part = Part.among(own, others)
         for _, _, caller in self._entries:
-            caller.processes = max(1, processes)
+            caller.part = part
 
     @staticmethod
     def load(limits: Limits) -> KeyRing:

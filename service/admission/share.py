@@ -1,8 +1,8 @@
-"""How several ingresses divide the slots that they all admit to. Pure."""
+"""How several ingresses divide the slots that they all admit to, and the limits of a key. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -12,6 +12,28 @@ class Claim:
 
     running: int = 0
     waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which of `of` equal parts of every limit one process enforces, counted from 0."""
+
+    index: int = 0
+    of: int = 1
+
+    @staticmethod
+    def among(own: str, others: Iterable[str]) -> Part:
+        """The place of `own` in the order of all ids: processes that know the same ids hold different parts."""
+        ids = sorted({own, *others})
+        return Part(ids.index(own), len(ids))
+
+    def share(self, limit: int) -> int:
+        """This process's share. All shares add up to `limit`; the first few processes have one more than the others."""
+        return limit // self.of + (self.index < limit % self.of)
+
+    def largest(self, limit: int) -> int:
+        """The largest share that any of the processes has."""
+        return -(-limit // self.of)
 
 
 def divide(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:

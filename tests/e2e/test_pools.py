@@ -128,6 +128,11 @@ async def test_a_bad_key_never_reaches_an_engine_and_is_never_written_down(pools
     assert 1 <= int(over.headers["retry-after"]) <= 60
     assert quiet_work(pools) == used
 
+    never = ask(pools, bearer("one"), n=2)
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "n"), never.text
+    assert "2 answers" in never.text and "may run 1 at once" in never.text and "retry-after" not in never.headers
+    assert quiet_work(pools) == used
+
     async with client(pools.service.url) as http:
         first = asyncio.create_task(stream(http, body(60), bearer("one")))
         await asyncio.sleep(0.5)
@@ -136,7 +141,7 @@ async def test_a_bad_key_never_reaches_an_engine_and_is_never_written_down(pools
         assert (await first).whole
         assert (await stream(http, body(5), bearer("one"))).whole
 
-    texts = [r.text + str(r.headers) for r in (*refused, above, over)]
+    texts = [r.text + str(r.headers) for r in (*refused, above, over, never)]
     texts.append(httpx.get(f"{pools.service.url}/metrics").text)
     files = [p for log in pools.logs for p in ([log] if log.is_file() else log.rglob("*")) if p.is_file()]
     texts += [p.read_text(errors="replace") for p in files if p.stat().st_size < 50_000_000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 import yaml
 
 from service.admission.keys import WINDOW_S, Caller, KeyEntry, KeyRing, digest, read_entries
-from service.errors import QuotaExceeded, Unauthorized, UserError
+from service.admission.share import Part
+from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
 from service.types import Chunk
 
 GLM5 = str(Path(sys.executable).with_name("glm5"))
@@ -50,23 +52,87 @@ def test_a_wrong_key_is_not_anonymous() -> None:
 
 def test_concurrency() -> None:
     caller = Caller("a", "priority", concurrency=2)
-    with caller.spend(), caller.spend():
-        with pytest.raises(QuotaExceeded), caller.spend():
+    with caller.spend(1), caller.spend(1):
+        with pytest.raises(QuotaExceeded), caller.spend(1):
             raise AssertionError("a third got in")
         assert caller.running == 2
     assert caller.running == 0
-    with pytest.raises(KeyError), caller.spend():
+    with pytest.raises(KeyError), caller.spend(1):
         raise KeyError
     assert caller.running == 0
 
 
-@pytest.mark.parametrize(("processes", "each"), [(1, 5), (2, 3), (5, 1), (9, 1)])
-def test_limits_are_shared_between_ingresses(processes: int, each: int) -> None:
-    keys = KeyRing([entry("a", "k", concurrency=5, tokens_per_minute=50)], None)
-    keys.divide(processes)
-    caller = keys.find("k")
-    caller.running = each - 1
-    with caller.spend(), pytest.raises(QuotaExceeded), caller.spend():
+def admitted(caller: Caller) -> int:
+    """How many requests the caller may run at once."""
+    with contextlib.ExitStack() as held:
+        for count in range(1000):
+            try:
+                held.enter_context(caller.spend(1))
+            except QuotaExceeded as refused:
+                assert refused.retry_after_s == 1.0
+                return count
+    raise AssertionError("no limit at all")
+
+
+def tokens_left(caller: Caller) -> int:
+    """How many tokens it may use before it is refused, one a request."""
+    for count in range(1000):
+        try:
+            with caller.spend(1) as spending:
+                spending.used(Chunk(b"", output_tokens=1))
+        except QuotaExceeded:
+            return count
+    raise AssertionError("no limit at all")
+
+
+@pytest.mark.parametrize("ids", ["a", "ab", "cab", "edcba", "abcdefghi"])
+@pytest.mark.parametrize("limit", [1, 4, 5, 50])
+def test_the_ingresses_shares_of_a_limit_add_up_to_it(ids: str, limit: int) -> None:
+    rings = [KeyRing([entry("a", "k", concurrency=limit, tokens_per_minute=10 * limit)], None) for _ in ids]
+    for own, keys in zip(ids, rings, strict=True):
+        keys.divide(own, set(ids) - ({own} if own == "c" else set()))
+    at_once = [admitted(keys.find("k")) for keys in rings]
+    assert sum(at_once) == limit and max(at_once) - min(at_once) <= 1
+    callers = [keys.find("k") for keys in rings]
+    for caller in callers:
+        caller.concurrency = None
+    assert sum(map(tokens_left, callers)) == 10 * limit
+
+
+def test_an_ingress_that_goes_leaves_its_share_to_the_others() -> None:
+    keys = KeyRing([entry("a", "k", concurrency=4)], None)
+    keys.divide("b", ["a", "b"])
+    assert admitted(keys.find("k")) == 2
+    keys.divide("b", ["b"])
+    assert admitted(keys.find("k")) == 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "of", "siblings", "fits"),
+    [(4, 1, 4, True), (4, 1, 5, False), (1, 1, 2, False), (4, 2, 2, True), (4, 2, 3, False), (5, 2, 3, True)],
+)
+def test_more_answers_at_once_than_can_ever_run_are_a_bad_request(
+    limit: int, of: int, siblings: int, fits: bool
+) -> None:
+    """Nothing that the caller waits for would let it in, so it is not told to come back."""
+    callers = [Caller("a", "priority", concurrency=limit, part=Part(index, of)) for index in range(of)]
+    if fits:
+        with contextlib.ExitStack() as held:
+            for _ in range(siblings):
+                held.enter_context(callers[0].spend(siblings))
+        return
+    for caller in callers:
+        with pytest.raises(BadRequest) as refused, caller.spend(siblings):
+            raise AssertionError
+        assert refused.value.status == 400 and refused.value.param == "n" and refused.value.retry_after_s is None
+        assert f"{siblings} answers" in refused.value.message and f"may run {limit} at once" in refused.value.message
+        assert caller.running == 0
+
+
+def test_where_another_ingress_could_run_them_the_caller_comes_back() -> None:
+    """A limit of 5 at two ingresses: 3 at one, 2 at the other."""
+    caller = Caller("a", "priority", concurrency=5, part=Part(1, 2))
+    with caller.spend(3), caller.spend(3), pytest.raises(QuotaExceeded), caller.spend(3):
         raise AssertionError
 
 
@@ -76,15 +142,15 @@ def test_tokens_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = Caller("a", "priority", tokens_per_minute=100)
     for second, tokens in ((0.0, 60), (10.0, 60)):
         now[0] = 1000.0 + second
-        with caller.spend() as spending:
+        with caller.spend(1) as spending:
             spending.used(Chunk(b"", output_tokens=tokens - 10, prompt_tokens=10))
     now[0] = 1020.0
-    with pytest.raises(QuotaExceeded) as refused, caller.spend():
+    with pytest.raises(QuotaExceeded) as refused, caller.spend(1):
         raise AssertionError
     # The first 60 leave the window at 1060, and then 60 of 100 are used.
     assert refused.value.retry_after_s == pytest.approx(1000.0 + WINDOW_S - now[0])
     now[0] += refused.value.retry_after_s + 0.001
-    with caller.spend():
+    with caller.spend(1):
         pass
     assert len(caller.spent) == 1
 
@@ -93,7 +159,7 @@ def test_books_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("service.admission.keys.time.monotonic", lambda: now[0])
     caller = Caller("a", "priority", tokens_per_minute=10**9)
-    with caller.spend() as spending:
+    with caller.spend(1) as spending:
         for _ in range(5000):
             now[0] += 0.01
             spending.used(Chunk(b"", output_tokens=1))
