@@ -6,7 +6,7 @@ import logging
 
 from service.config import Config, PoolConfig
 from service.errors import UserError
-from service.planning.served import served_model
+from service.planning.served import pool_model
 from service.planning.step_model import StepModel, TokenClock
 from service.types import EngineStats
 
@@ -27,8 +27,7 @@ class Prediction:
         if hardware is None:
             return None
         try:
-            file = "" if simulated else str(config.model.file())
-            model = served_model(engine, file, hardware, slots=pool.slots, context_tokens=config.model.context_tokens)
+            model = pool_model(config.model, pool, hardware)
         except UserError as unknown:
             logging.getLogger("ray.serve").warning("no predicted step: %s", unknown)
             return None

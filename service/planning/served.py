@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.config import ModelConfig, PoolConfig
 from service.engines.options import LlamaCppOptions, SimulatedOptions
 from service.engines.vllm.options import VllmOptions
 from service.errors import UserError
@@ -14,6 +15,7 @@ from service.planning.settings import VLLM_CAPTURE_SIZES, VLLM_INTERACTIVE_SIZES
 from service.planning.shape import Attention, ModelShape
 from service.planning.sources import model_shape
 from service.planning.step_model import MTP_DRAFTS, StepModel
+from service.scaling.conversion import Mode
 
 Options = LlamaCppOptions | SimulatedOptions | VllmOptions
 
@@ -28,6 +30,29 @@ def engine_settings(
     if settings.draft_tokens and not shape.mtp_layers:
         raise UserError(f"{shape.name} has no MTP layer: it cannot draft {settings.draft_tokens} tokens a step")
     return settings
+
+
+def pool_model(model: ModelConfig, pool: PoolConfig, hardware: str) -> StepModel:
+    """The step model of one replica of `pool` on `hardware`, a box of the catalogue or a preflight JSON. Raises
+    UserError."""
+    file = "" if pool.engine.name == "simulated" else str(model.file())
+    return served_model(pool.engine, file, hardware, slots=pool.slots, context_tokens=model.context_tokens)
+
+
+def usual_options(options: Options, mode: Mode, shape: ModelShape) -> Options:
+    """The engine's options with what a mode usually changes (docs/modes.md): drafts, where `shape` has a layer for
+    them, and every small graph size for latency; neither for throughput."""
+    drafts = mode == "latency" and shape.mtp_layers > 0
+    if isinstance(options, SimulatedOptions):
+        return options.model_copy(update={"mtp": drafts})
+    if isinstance(options, VllmOptions):
+        usual: dict[str, Any] = {
+            "mode": "interactivity" if mode == "latency" else "throughput",
+            "mtp_tokens": MTP_DRAFTS if drafts else 0,
+            "mtp_schedule": (),
+        }
+        return options.model_copy(update=usual)
+    return options
 
 
 def served_model(options: Options, file: str, hardware: str, *, slots: int, context_tokens: int) -> StepModel:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.metrics.labels import CONVERSION_REASONS
-from service.scaling.conversion import LEAST_RETURN, Memory, Mode, Seen, Why, judge
+from service.scaling.conversion import Memory, Mode, Seen, Why, judge
 
 
 def rate(mode: Mode, requests: int) -> float:
-    """The reference box before and after CUDA graphs, roughly: graphs double one user, and cost at ten."""
+    """Two lines that cross, for the rules alone. With the step model: tests/unit/deployments/test_conversion.py."""
     alone, full = (43.0, 300.0) if mode == "latency" else (20.0, 1000.0)
     return min(full, alone * requests)
 
@@ -43,9 +43,32 @@ def test_table(mode: Mode, demand: list[Seen], how: dict[str, float], convert: b
 def test_never_at_a_loss_and_never_there_and_back(mode: Mode, demand: list[Seen], reload_s: float) -> None:
     verdict = judge(mode, demand, rate, reload_s=reload_s, since_reload_s=1e9)
     if verdict.convert:
-        assert verdict.gain_tokens >= LEAST_RETURN * verdict.cost_tokens
+        assert verdict.gain_tokens >= 2.0 * verdict.cost_tokens
         back = judge(verdict.mode, demand, rate, reload_s=reload_s, since_reload_s=1e9)
         assert not back.convert, "the same demand wants both modes"
+
+
+def why(here: float, there: float, *, lasted_s: float, since_reload_s: float = 1e6) -> Why:
+    """The verdict on a throughput replica that makes `here` tokens a second and would make `there`; reload 100 s."""
+    rates = {"throughput": here, "latency": there}
+    demand = [Seen(1, lasted_s)]
+    return judge("throughput", demand, lambda mode, _: rates[mode], reload_s=100.0, since_reload_s=since_reload_s).why
+
+
+def test_fifteen_percent_more_are_needed() -> None:
+    assert why(100.0, 114.0, lasted_s=1e6) == "gain_too_small"
+    assert why(100.0, 116.0, lasted_s=1e6) == "gain_pays"
+
+
+def test_a_reload_must_bring_twice_what_it_costs() -> None:
+    """100 tok/s for 100 s are lost; 100 tok/s more are won from then on, for as long again as it lasted."""
+    assert why(100.0, 200.0, lasted_s=299.0) == "reload_too_dear"
+    assert why(100.0, 200.0, lasted_s=301.0) == "gain_pays"
+
+
+def test_ten_reload_times_lie_between_two() -> None:
+    assert why(100.0, 200.0, lasted_s=1e6, since_reload_s=999.0) == "cooldown"
+    assert why(100.0, 200.0, lasted_s=1e6, since_reload_s=1001.0) == "gain_pays"
 
 
 def test_reasons_are_labels() -> None:
