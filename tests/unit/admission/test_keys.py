@@ -155,6 +155,25 @@ def test_tokens_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(caller.spent) == 1
 
 
+@pytest.mark.parametrize(("prompt", "answer"), [(60, 40), (100, 0), (0, 100), (99, 1)])
+def test_prompts_and_answers_count_alike(prompt: int, answer: int) -> None:
+    caller = Caller("a", "priority", tokens_per_minute=100)
+    with caller.spend(1) as spending:
+        spending.used(Chunk(b"", prompt_tokens=prompt, cached_tokens=prompt // 2))
+        for _ in range(answer):
+            spending.used(Chunk(b"", output_tokens=1))
+    with pytest.raises(QuotaExceeded, match="used 100 of 100 tokens"), caller.spend(1):
+        raise AssertionError
+
+
+def test_one_token_below_the_limit_is_let_in() -> None:
+    caller = Caller("a", "priority", tokens_per_minute=100)
+    with caller.spend(1) as spending:
+        spending.used(Chunk(b"", output_tokens=39, prompt_tokens=60))
+    with caller.spend(1):
+        pass
+
+
 def test_books_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("service.admission.keys.time.monotonic", lambda: now[0])
