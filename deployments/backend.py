@@ -30,7 +30,7 @@ from service.metrics.exchange import merge, snapshot
 from service.metrics.news import News
 from service.metrics.recorders import IngressRecorder
 from service.routing.pick import Choice, PoolView, Spill, Wish, home, pick
-from service.types import TIERS, Chunk, EngineRequest, ModelCard, PoolName
+from service.types import TIERS, Delta, EngineRequest, ModelCard, PoolName
 
 READ_S = 0.25
 SMALL_CALL_S = 30.0
@@ -195,9 +195,9 @@ class RayBackend:
 
     # ------------------------------------------------------------------ work
 
-    async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Chunk, None]:
+    async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
         deadline = time.monotonic() + request.timeout_s
-        with self._recorder.request(request.endpoint, request.stream, request.timeout_s) as meter:
+        with self._recorder.request(request.endpoint, context.stream, request.timeout_s) as meter:
             caller = self._keys.find(context.credential)
             choice = self._choose(Wish(context.requested_tier, context.mode, caller.ceiling))
             with caller.spend(context.siblings) as budget:
@@ -235,7 +235,7 @@ class RayBackend:
         self._recorder.routed(choice.pool, choice.reason)
         return choice
 
-    async def _attempts(self, choice: Choice, request: EngineRequest, deadline: float) -> AsyncGenerator[Chunk, None]:
+    async def _attempts(self, choice: Choice, request: EngineRequest, deadline: float) -> AsyncGenerator[Delta, None]:
         """The answer; asked of another replica if one is lost before its first byte (`routing.retries` times)."""
         handle, leash = self._handles[choice.pool], Leash()
         retries = 0
@@ -246,7 +246,7 @@ class RayBackend:
                 if left <= 0:
                     raise DeadlineExceeded("the request's time limit ran out before its answer began")
                 message = frames.pack_request(
-                    EngineRequest(request.id, request.endpoint, request.body, request.stream, choice.tier, left)
+                    EngineRequest(request.id, request.endpoint, request.body, choice.tier, left)
                 )
                 begun = False
                 self._watch.begin(request.id)
@@ -308,7 +308,7 @@ class RayBackend:
         self._board.unpin(self._id)
 
 
-async def _call(handle: DeploymentHandle[Any], message: bytes, ingress: str) -> AsyncGenerator[Chunk, None]:
+async def _call(handle: DeploymentHandle[Any], message: bytes, ingress: str) -> AsyncGenerator[Delta, None]:
     """One streamed call of one replica. Leaving early cancels it there, and with it the decoding."""
     response: Any = handle.options(stream=True).generate.remote(message, ingress)
     finished = False
@@ -318,7 +318,8 @@ async def _call(handle: DeploymentHandle[Any], message: bytes, ingress: str) -> 
                 if isinstance(item, ServiceError):
                     finished = True
                     raise item
-                yield item
+                if isinstance(item, Delta):
+                    yield item
         finished = True
     except BackPressureError as full:
         finished = True
@@ -340,5 +341,6 @@ def _first(message: bytes) -> bytes:
     for item in frames.unpack(message):
         if isinstance(item, ServiceError):
             raise item
-        return item.data
+        if isinstance(item, bytes):
+            return item
     raise EngineFailed("the replica answered nothing")

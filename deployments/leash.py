@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 from service.errors import EngineFailed
-from service.types import Chunk
+from service.types import Delta
 
 
 class Lost(EngineFailed):
@@ -33,7 +33,7 @@ class Leash:
             self._pulled = True
             self._task.cancel()
 
-    async def next(self, chunks: AsyncIterator[Chunk]) -> Chunk:
+    async def next(self, chunks: AsyncIterator[Delta]) -> Delta:
         """As `anext(chunks)`. A cancel from elsewhere stays one."""
         self._task, self._since = asyncio.current_task(), time.monotonic()
         task = self._task

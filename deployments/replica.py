@@ -28,7 +28,7 @@ from service.metrics.exchange import snapshot
 from service.metrics.news import News
 from service.metrics.recorders import ReplicaRecorder
 from service.scaling.conversion import Verdict
-from service.types import Chunk, EngineRequest, LoadProgress, ModelCard, PoolName, Tier
+from service.types import Delta, EngineRequest, LoadProgress, ModelCard, PoolName, Tier
 
 SPACING_S = 0.1
 """Shortest time between two words to the board. A request that ends is told at once, otherwise `INTERVAL_S` is enough:
@@ -156,7 +156,7 @@ class Replica:
         # No chat: a base model has no template for one.
         body = orjson.dumps({"prompt": "Hi", "max_tokens": 2})
         async with asyncio.timeout(300):
-            async for _ in self._engine.generate(EngineRequest("warm", "completions", body, stream=False)):
+            async for _ in self._engine.generate(EngineRequest("warm", "completions", body)):
                 pass
 
     async def _reconcile(self) -> None:
@@ -218,7 +218,7 @@ class Replica:
             self._watch.begin(request.id, ingress, known=ingress in self._ingresses)
         try:
             await self._entered(request)
-            with self._recorder.request(request.tier, request.stream) as meter:
+            with self._recorder.request(request.tier) as meter:
                 source = self._engine.generate(request)
                 async with contextlib.aclosing(source):  # type: ignore[type-var]
                     async for joined in self._joined(source, meter, work):
@@ -242,7 +242,7 @@ class Replica:
         except TimeoutError:
             raise DeadlineExceeded("the request's time limit ran out while the model was reloaded") from None
 
-    async def _joined(self, source: AsyncIterator[Chunk], meter: Any, work: _Work) -> AsyncIterator[bytes]:
+    async def _joined(self, source: AsyncIterator[Delta], meter: Any, work: _Work) -> AsyncIterator[bytes]:
         """Chunks as messages: one by one while this process keeps up, joined when it falls behind.
 
         Nothing is ever held back; a busy event loop finds several chunks ready and pays for one message.
@@ -255,7 +255,7 @@ class Replica:
             try:
                 async for chunk in source:
                     meter.chunk(chunk)
-                    ready.append(frames.pack_chunk(chunk))
+                    ready.append(frames.pack_delta(chunk))
                     work.wake.set()
             finally:
                 done = True
@@ -319,7 +319,7 @@ class Replica:
 
 async def _framed(work: Any) -> bytes:
     try:
-        return frames.pack_chunk(Chunk(await work))
+        return frames.pack_bytes(await work)
     except ServiceError as error:
         return frames.pack_error(error)
 

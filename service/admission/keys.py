@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.admission.share import Part
 from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
 from service.strict_yaml import Bounds, read_yaml
-from service.types import Chunk, Tier
+from service.types import Delta, Tier
 
 WINDOW_S = 60.0
 MAX_KEY_CHARACTERS = 512
@@ -123,8 +123,8 @@ class Spending:
 
     caller: Caller
 
-    def used(self, chunk: Chunk) -> None:
-        tokens = chunk.output_tokens + chunk.prompt_tokens
+    def used(self, delta: Delta) -> None:
+        tokens = delta.output_tokens + delta.prompt_tokens
         if self.caller.tokens_per_minute is None or not tokens:
             return
         now, spent = time.monotonic(), self.caller.spent

@@ -21,14 +21,14 @@ import httpx
 import orjson
 import xllamacpp
 
-from service.engines.assemble import Assembler
 from service.engines.fields import HONOURED
 from service.engines.llamacpp_tools import Gatherer, must_call, wants_tools, wrap
 from service.engines.llamacpp_wire import Meter, counter, error_from, request_body
 from service.engines.options import LlamaCppOptions
 from service.engines.protocol import Report
+from service.engines.text import parse_chunk
 from service.errors import BadRequest, EngineFailed, UserError
-from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+from service.types import Delta, EngineRequest, EngineStats, LoadProgress, ModelCard
 
 
 class LlamaCppEngine:
@@ -102,38 +102,31 @@ class LlamaCppEngine:
         params.verbosity = 1
         return params
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         asked: dict[str, Any] = orjson.loads(request.body)
         gatherer = None
         if wants_tools(asked) and (not self._template_has_tools or must_call(asked)):
             asked, gatherer = wrap(asked), Gatherer()
-        body = request_body(asked, self._context)
-        call = _Call(self, request.endpoint, body, asyncio.get_running_loop())
+        call = _Call(self, request.endpoint, request_body(asked, self._context), asyncio.get_running_loop())
         self._enter(call)
         job = self._threads.submit(call.run)
-        meter, whole = Meter(request.endpoint), None if request.stream else Assembler()
+        meter = Meter()
         try:
             async for raw in call.chunks():
-                message = orjson.loads(raw)
+                message = parse_chunk(raw)
                 if "error" in message:
                     raise error_from(message["error"])
-                chunk = meter.read(message if gatherer is None else gatherer.read(message))
-                self._output += chunk.output_tokens
-                self._prompt += chunk.prompt_tokens
-                self._drafted += chunk.drafted
-                self._accepted += chunk.accepted
                 self._beat = time.monotonic()
-                if whole is None:
-                    if chunk.data:
-                        yield chunk
-                elif chunk.data:
-                    whole.add(orjson.loads(chunk.data))
+                delta = meter.read(message)
+                if delta is None:
+                    continue
+                self._output += delta.output_tokens
+                self._prompt += delta.prompt_tokens
+                self._drafted += delta.drafted
+                self._accepted += delta.accepted
+                yield delta if gatherer is None else gatherer.read(delta)
             if not meter.finished:
                 raise EngineFailed("llama.cpp ended the answer without a finish reason")
-            if whole is not None:
-                yield Chunk(
-                    orjson.dumps(whole.response()), meter.output_tokens, meter.prompt_tokens, meter.cached_tokens
-                )
         finally:
             call.stop()
             job.cancel()

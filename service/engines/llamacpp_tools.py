@@ -3,16 +3,18 @@
 llama.cpp formats and parses tool calls where the template supports them; elsewhere it ignores `tools` without a word,
 and a demanded call (`tool_choice` "required" or a name) it does not enforce.
 There we do it ourselves: a system message describes the tools, a JSON schema forces the answer into either a call or a
-reply, and the finished JSON becomes OpenAI's message. Such an answer arrives in one piece, not token by token.
+reply, and the finished JSON becomes calls or text. Such an answer arrives in one piece, not token by token.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
+from dataclasses import replace
 from typing import Any
 
+from service.engines.choice import call_id
 from service.errors import BadRequest
+from service.types import CallPart, Delta
 
 
 def wants_tools(body: dict[str, Any]) -> bool:
@@ -99,38 +101,30 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": content}
 
 
-def unwrap(text: str) -> tuple[dict[str, Any], str | None]:
-    """(delta, finish reason or None to keep the engine's) from the finished JSON; cut-off JSON stays text."""
+def unwrap(text: str) -> tuple[str, tuple[CallPart, ...]]:
+    """(text, calls) from the finished JSON; cut-off JSON stays text."""
     try:
         answer = json.loads(text)
     except ValueError:
-        return {"content": text}, None
+        return text, ()
     if "response" in answer:
-        return {"content": answer["response"]}, None
-    calls = [
-        {
-            "index": index,
-            "id": f"call_{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
-        }
+        return answer["response"], ()
+    calls = (
+        CallPart(index, call_id(), call["name"], json.dumps(call["arguments"], ensure_ascii=False))
         for index, call in enumerate(answer["tool_calls"])
-    ]
-    return {"tool_calls": calls}, "tool_calls"
+    )
+    return "", tuple(calls)
 
 
 class Gatherer:
-    """Holds back the text of a wrapped answer and gives it out as one delta with the finish reason."""
+    """Holds back the text of a wrapped answer and gives it out in one piece with the finish."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def read(self, message: dict[str, Any]) -> dict[str, Any]:
-        for choice in message.get("choices", ()):
-            delta = choice.get("delta") or {}
-            self._text += delta.pop("content", None) or ""
-            if choice.get("finish_reason"):
-                told, reason = unwrap(self._text)
-                choice["delta"] = {**delta, **told}
-                choice["finish_reason"] = reason or choice["finish_reason"]
-        return message
+    def read(self, delta: Delta) -> Delta:
+        self._text += delta.text
+        if delta.finish is None:
+            return replace(delta, text="")
+        text, calls = unwrap(self._text)
+        return replace(delta, text=text, calls=calls, finish="tool_calls" if calls else delta.finish)

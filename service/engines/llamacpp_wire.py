@@ -1,4 +1,4 @@
-"""Between OpenAI's JSON and llama.cpp's dialect of it. Pure functions and one small meter; no I/O."""
+"""Between our requests and pieces of an answer and llama.cpp's dialect of OpenAI's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import orjson
 
+from service.engines.choice import Choice
 from service.errors import BadRequest, ContextOverflow, EngineFailed, ServiceError
-from service.types import Chunk, Endpoint
+from service.types import Delta
 
 
 def request_body(asked: dict[str, Any], context_tokens: int) -> bytes:
-    """llama.cpp's body for OpenAI's `asked`: always a stream (see assemble.py), with counts on every chunk."""
+    """llama.cpp's body for OpenAI's `asked`: a stream, with counts on every chunk."""
     body = {**asked, "stream": True}
     body["stream_options"] = {"include_usage": True}
     body["timings_per_token"] = True
@@ -52,49 +53,41 @@ def error_from(error: dict[str, Any]) -> ServiceError:
 
 
 class Meter:
-    """Reads one request's chunks in order: takes llama.cpp's extras out and turns its counters into differences."""
+    """Reads one request's chunks in order: turns llama.cpp's counters, which stand in its extras, into differences."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._offset = 0
-        self.finished = False
-        self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
-        self._drafted = self._accepted = 0
+    def __init__(self) -> None:
+        self._choice = Choice()
+        self._output = self._prompt = self._drafted = self._accepted = 0
 
-    def read(self, message: dict[str, Any]) -> Chunk:
-        """The chunk for the client. `data` is empty for pure progress reports."""
-        timings = message.pop("timings", None) or {}
-        if message.pop("prompt_progress", None) is not None:
-            return Chunk(b"")
-        usage = message.get("usage") or {}
-        output = int(usage.get("completion_tokens", timings.get("predicted_n", self.output_tokens)))
-        delta, self.output_tokens = output - self.output_tokens, output
+    @property
+    def finished(self) -> bool:
+        return self._choice.finished
+
+    def read(self, message: dict[str, Any]) -> Delta | None:
+        """None for a chunk that says nothing of the answer: the prompt's progress, the role."""
+        if message.get("prompt_progress") is not None:
+            return None
+        timings, usage = message.get("timings") or {}, message.get("usage") or {}
         cached = int(timings.get("cache_n", 0))
-        prompt = int(usage.get("prompt_tokens", cached + int(timings.get("prompt_n", 0))))
-        new_prompt = prompt if not self.prompt_tokens else 0
-        self.prompt_tokens = self.prompt_tokens or prompt
-        self.cached_tokens = self.cached_tokens or cached
-        drafted, accepted = int(timings.get("draft_n", 0)), int(timings.get("draft_n_accepted", 0))
-        spec = (max(0, drafted - self._drafted), max(0, accepted - self._accepted))
-        self._drafted, self._accepted = max(drafted, self._drafted), max(accepted, self._accepted)
-        for choice in message.get("choices", ()):
-            if choice.get("finish_reason"):
-                self.finished = True
-            if self._endpoint == "completions" and choice.get("logprobs"):
-                choice["logprobs"], self._offset = legacy_logprobs(choice["logprobs"], self._offset)
-        return Chunk(orjson.dumps(message), delta, new_prompt, cached if new_prompt else 0, *spec)
+        prompt = 0 if self._prompt else int(usage.get("prompt_tokens", cached + int(timings.get("prompt_n", 0))))
+        output = int(usage.get("completion_tokens", timings.get("predicted_n", self._output)))
+        drafted = max(self._drafted, int(timings.get("draft_n", 0)))
+        accepted = max(self._accepted, int(timings.get("draft_n_accepted", 0)))
+        counts = {
+            "output_tokens": output - self._output,
+            "prompt_tokens": prompt,
+            "cached_tokens": cached if prompt else 0,
+            "drafted": drafted - self._drafted,
+            "accepted": accepted - self._accepted,
+        }
+        self._output, self._drafted, self._accepted = output, drafted, accepted
+        self._prompt = self._prompt or prompt
+        choices = message.get("choices")
+        delta = self._choice.read(choices[0], **counts) if choices else Delta(**counts)
+        return None if delta == NOTHING else delta
 
 
-def legacy_logprobs(logprobs: dict[str, Any], offset: int) -> tuple[dict[str, Any], int]:
-    """Chat-style token log-probabilities as /v1/completions has them; `offset` counts characters of text before."""
-    tokens, values, tops, offsets = [], [], [], []
-    for entry in logprobs.get("content") or ():
-        tokens.append(entry["token"])
-        values.append(entry["logprob"])
-        tops.append({top["token"]: top["logprob"] for top in entry.get("top_logprobs", ())})
-        offsets.append(offset)
-        offset += len(entry["token"])
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+NOTHING = Delta()
 
 
 def counter(text: str, name: str) -> int:

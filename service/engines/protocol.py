@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+from service.types import Delta, EngineRequest, EngineStats, LoadProgress, ModelCard
 
 Report = Callable[[LoadProgress], None]
 
 
 class Engine(Protocol):
-    """One model in this process. OpenAI JSON in, OpenAI JSON out.
+    """One model in this process. OpenAI JSON in, typed pieces of an answer out.
 
     Life: `load` once, then any number of concurrent `generate`, then `close` (idempotent; ends every process and
     thread that the engine started).
@@ -25,8 +25,13 @@ class Engine(Protocol):
         """Bring the model up. Calls `report` at every change of phase and at least every second. Raises UserError."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        """Yield the answer. A streamed answer always ends with a chunk that carries `usage`.
+    def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+        """Yield the answer, piece by piece, as it is made.
+
+        The shape is one for all engines. Strings hold whole characters only. Text, reasoning, calls and
+        log-probabilities come in order; a log-probability comes with the text of its token, or before it. Exactly one
+        piece has a `finish`; none after it says anything. Counts add up over the pieces, exactly; those that become
+        known last come with the finish or after it.
 
         Closing the iterator (or cancelling the task that drives it) stops decoding and frees the slot at once.
         Raises ServiceError: BadRequest family for the request's faults, EngineFailed for the engine's.

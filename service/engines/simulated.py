@@ -19,7 +19,7 @@ from service.engines.fields import HONOURED
 from service.engines.options import SimulatedOptions
 from service.engines.protocol import Report
 from service.errors import BadRequest, ContextOverflow, EngineFailed
-from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+from service.types import Delta, EngineRequest, EngineStats, Finish, LoadProgress, ModelCard
 
 CHARACTERS_PER_TOKEN = 4
 DEFAULT_OUTPUT_TOKENS = 128
@@ -148,7 +148,7 @@ class SimulatedEngine:
                     left.append(sequence)
             self._running = left
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         if not self._loaded:
             raise EngineFailed("the simulated engine is not loaded")
         if 0 < self._options.breaks_after <= self._requests:
@@ -168,7 +168,6 @@ class SimulatedEngine:
         self._work.set()
         self._requests += 1
         self._prompt += prompt_tokens
-        render = _Renderer(request, chat)
         reported = prompt_tokens
         try:
             while sequence.emitted < limit:
@@ -182,21 +181,9 @@ class SimulatedEngine:
                 text = "".join(f" {WORDS[(sequence.emitted + i) % len(WORDS)]}" for i in range(new))
                 sequence.emitted += new
                 self._output += new
-                if request.stream:
-                    yield Chunk(render.delta(text), new, reported)
-                    reported = 0
-                else:
-                    render.text += text
-            usage = {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": limit,
-                "total_tokens": prompt_tokens + limit,
-            }
-            if request.stream:
-                yield Chunk(render.finish())
-                yield Chunk(render.usage(usage))
-            else:
-                yield Chunk(render.whole(usage), limit, prompt_tokens)
+                finish: Finish | None = "length" if sequence.emitted == limit else None
+                yield Delta(text, finish=finish, output_tokens=new, prompt_tokens=reported)
+                reported = 0
         finally:
             for sequences in (self._running, self._joining):
                 if sequence in sequences:
@@ -240,41 +227,6 @@ class SimulatedEngine:
         for sequence in (*self._running, *self._joining):
             sequence.failed = True
             sequence.wake.set()
-
-
-class _Renderer:
-    """OpenAI JSON with little work per token: the envelope is encoded once."""
-
-    def __init__(self, request: EngineRequest, chat: bool) -> None:
-        self.text = ""
-        self._chat = chat
-        self._head: dict[str, Any] = {"id": request.id, "created": int(time.time()), "model": "simulated"}
-        self._object = "chat.completion" if chat else "text_completion"
-        kind = f"{self._object}.chunk" if chat else self._object
-        self._open = orjson.dumps({**self._head, "object": kind})[:-1] + b',"choices":[{"index":0,"finish_reason":null,'
-
-    def delta(self, text: str) -> bytes:
-        piece = orjson.dumps(text)
-        return self._open + (
-            (b'"delta":{"content":' + piece + b"}}]}") if self._chat else (b'"text":' + piece + b"}]}")
-        )
-
-    def _last(self, **rest: Any) -> bytes:
-        return orjson.dumps({**self._head, "object": f"{self._object}.chunk" if self._chat else self._object, **rest})
-
-    def finish(self) -> bytes:
-        empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        return self._last(choices=[{"index": 0, "finish_reason": "length", **empty}])
-
-    def usage(self, usage: dict[str, int]) -> bytes:
-        return self._last(choices=[], usage=usage)
-
-    def whole(self, usage: dict[str, int]) -> bytes:
-        text: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": self.text}} if self._chat else {"text": self.text}
-        )
-        choice = {"index": 0, "finish_reason": "length", "logprobs": None, **text}
-        return orjson.dumps({**self._head, "object": self._object, "choices": [choice], "usage": usage})
 
 
 def make_clock(options: SimulatedOptions) -> StepClock:

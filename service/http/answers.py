@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.types import Finish
+
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -61,9 +63,6 @@ class AnswerMessage(Answer):
     tool_calls: list[Call] | None = None
 
 
-Finish = Literal["stop", "length", "tool_calls", "content_filter"]
-
-
 class ChatAnswerChoice(Answer):
     index: int
     message: AnswerMessage
@@ -91,7 +90,7 @@ class CallDelta(Answer):
     function: dict[str, str]
 
 
-class Delta(Answer):
+class ChatDelta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
@@ -100,7 +99,7 @@ class Delta(Answer):
 
 class ChatChunkChoice(Answer):
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: dict[str, Any] | None
     finish_reason: Finish | None
 

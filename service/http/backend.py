@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from service.types import Chunk, EngineRequest, ModelCard, PoolName, Tier
+from service.types import Delta, EngineRequest, ModelCard, PoolName, Tier
 
 RequestedTier = Literal["auto", "default", "flex", "priority"]
 Mode = Literal["latency", "throughput"]
@@ -22,6 +22,7 @@ class RequestContext:
     (`EngineRequest.timeout_s` already holds the smaller of it and our own limit).
     `prompt_bytes`: UTF-8 length of the prompt or messages. `max_tokens`: output bound asked for, None if none.
     `siblings`: engine requests that this HTTP request was fanned out into (n > 1, several prompts), this one included.
+    `stream`: the client gets the answer as it is made.
     """
 
     credential: str | None = field(default=None, repr=False)
@@ -31,6 +32,7 @@ class RequestContext:
     prompt_bytes: int = 0
     max_tokens: int | None = None
     siblings: int = 1
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,14 @@ class Backend(Protocol):
         """Pass or raise Unauthorized. Called before a body is read, on every endpoint except the probes."""
         ...
 
-    def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Chunk, None]:
-        """The answer: one `Served` as soon as the request has its place, then chunks.
+    def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
+        """The answer: one `Served` as soon as the request has its place, then deltas as `Engine.generate` promises.
 
-        Yield another `Served` if a retry before the first chunk moved the request: the last one before the first chunk
-        is what the client is told. A streamed answer ends with a chunk that carries `usage`; a whole answer is exactly
-        one chunk. Raises ServiceError at any point: up to the first chunk it becomes the HTTP status, after it an error
-        event. `aclose()` or cancelling the driver gives up the place in the queue or the slot at once.
+        Yield another `Served` if a retry moved the request: what came before it is void. A stream may move before its
+        first delta only; a whole answer (`context.stream` is false) until its end, for nothing of it has been sent. The
+        last one is what the client is told. Raises ServiceError at any point: of a stream, up to the first delta it
+        becomes the HTTP status, after it an error event. `aclose()` or cancelling the driver gives up the place in the
+        queue or the slot at once.
         """
         ...
 

@@ -19,8 +19,7 @@ from service.http.pulse import ClientStalled, Pulse
 from service.http.race import race, together
 from service.http.settings import HttpSettings
 from service.http.usage import Usage
-from service.http.whole import whole_answer
-from service.types import Chunk
+from service.http.whole import Fold, whole_answer
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,7 +42,7 @@ class Exchange(Response):
 
     def _how_served(self, part: Part) -> Served:
         served = self._served.get(part.index)
-        assert served is not None, "a backend says how it serves a request before its first chunk"
+        assert served is not None, "a backend says how it serves a request before its first delta"
         return served
 
     def _serving_headers(self) -> list[tuple[bytes, bytes]]:
@@ -60,10 +59,10 @@ class WholeAnswer(Exchange):
         plan = self._plan
         try:
             async with asyncio.timeout(plan.timeout_s):
-                chunks = await race(receive, together([self._only_chunk(part) for part in plan.parts]))
+                folds = await race(receive, together([self._fold(part) for part in plan.parts]))
         except TimeoutError:
             raise DeadlineExceeded(f"the request took longer than its {plan.timeout_s:g} s") from None
-        body = whole_answer(plan, chunks, tier=self._how_served(plan.parts[0]).tier, created=self._created)
+        body = whole_answer(plan, folds, tier=self._how_served(plan.parts[0]).tier, created=self._created)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -72,19 +71,21 @@ class WholeAnswer(Exchange):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _only_chunk(self, part: Part) -> Chunk:
-        found: Chunk | None = None
+    async def _fold(self, part: Part) -> Fold:
+        fold: Fold | None = None
         async with contextlib.aclosing(self._backend.generate(part.request, self._plan.context)) as items:
             async for item in items:
                 if isinstance(item, Served):
-                    self._served[part.index] = item
-                elif found is not None:
-                    raise EngineFailed("the engine answered a request for a whole answer in pieces")
-                else:
-                    found = item
-        if found is None:
+                    # Nothing has been sent yet: an answer that was lost on its way begins anew.
+                    self._served[part.index], fold = item, None
+                    continue
+                if fold is None:
+                    fold = Fold(self._plan, part)
+                fold.feed(item)
+        if fold is None:
             raise EngineFailed("the engine ended without an answer")
-        return found
+        fold.close()
+        return fold
 
 
 class StreamAnswer(Exchange):

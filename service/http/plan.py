@@ -86,7 +86,6 @@ def make_plan(
                 id=id if len(bodies) == 1 else f"{id}-{index}",
                 endpoint=endpoint,
                 body=orjson.dumps(each),
-                stream=stream,
                 tier=_tier(wanted),
                 timeout_s=timeout_s,
             ),
@@ -103,6 +102,7 @@ def make_plan(
         prompt_bytes=len(orjson.dumps(bodies[0].get("messages") or bodies[0].get("prompt"))),
         max_tokens=_max_tokens(request),
         siblings=len(parts),
+        stream=stream,
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
     return Plan(id, endpoint, request.model, stream, usage, _must_call(request), timeout_s, parts, context)
@@ -224,9 +224,6 @@ def _engine_body(raw: Body, honours: frozenset[str]) -> Body:
     if most is not None:
         body["max_tokens"] = most
     body["model"] = raw["model"]
-    if raw.get("stream"):
-        body["stream"] = True
-        body["stream_options"] = {"include_usage": True}
     return body
 
 

@@ -1,228 +1,90 @@
-"""One choice's stream, from whatever an engine emits to what OpenAI promises. Pure: dicts in, dicts out.
-
-`feed(choice)` takes one entry of an engine chunk's `choices` and returns the entries to send, in order; `close()` is
-called when the engine is done. Guarantees, or EngineFailed: role first (chat), then text, reasoning and tool calls,
-exactly one finish_reason and nothing after it; whole characters; arguments of every tool call join to valid JSON.
-"""
+"""What docs/http.md promises of an answer, whatever the model wrote; and log-probabilities as OpenAI has them. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Final
-from uuid import uuid4
+from dataclasses import replace
+from typing import Any
 
 import orjson
 
 from service.errors import EngineFailed
-from service.http.text import Joiner
-
-Choice = dict[str, Any]
-
-FINISHES: Final = frozenset({"stop", "length", "tool_calls", "content_filter"})
+from service.types import CallPart, Delta, TokenLogprob
 
 
-class _Call:
-    """A tool call under way: what its arguments are so far."""
+class Shaper:
+    """Watches the deltas of one choice.
 
-    __slots__ = ("index", "joiner", "parts")
+    `feed` returns what to send of a delta; `close` is called when the engine is done. Guarantees, or EngineFailed:
+    exactly one finish and nothing after it, arguments of every tool call that join to valid JSON, and a call where
+    `must_call` says that the request's tool_choice demands one.
+    """
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.joiner = Joiner()
-        self.parts: list[str] = []
+    __slots__ = ("_arguments", "_finished", "_must_call")
 
-
-class ChatChoice:
-    """`must_call`: the request's tool_choice demands a tool call."""
-
-    __slots__ = ("_calls", "_content", "_finished", "_index", "_must_call", "_reasoning", "_started")
-
-    def __init__(self, index: int, *, must_call: bool = False) -> None:
-        self._index = index
+    def __init__(self, *, must_call: bool = False) -> None:
         self._must_call = must_call
-        self._started = False
         self._finished = False
-        self._content = Joiner()
-        self._reasoning = Joiner()
-        self._calls: dict[int, _Call] = {}
+        self._arguments: dict[int, str] = {}
 
-    def feed(self, choice: Choice) -> list[Choice]:
-        delta = choice.get("delta") or {}
-        finish = choice.get("finish_reason")
-        logprobs = choice.get("logprobs")
-        if self._finished:
-            if _says_something(delta) or (finish is not None and delta):
-                raise EngineFailed("the engine went on after its finish_reason")
-            return []
-        out: list[Choice] = []
-        if not self._started:
-            self._started = True
-            out.append(self._entry({"role": "assistant", "content": ""}))
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        if reasoning and (text := self._reasoning.push(reasoning)):
-            out.append(self._entry({"reasoning_content": text}))
-        content = delta.get("content")
-        text = self._content.push(content) if content else ""
-        if text or logprobs:
-            out.append(self._entry({"content": text}, chat_logprobs(logprobs)))
-        for call in delta.get("tool_calls") or ():
-            out.extend(self._tool_call(call))
-        if finish is not None:
-            out.extend(self._finish(finish))
-        return out
+    def feed(self, delta: Delta) -> Delta:
+        if self._finished and (delta.says_something or delta.finish is not None):
+            raise EngineFailed("the engine went on after its finish_reason")
+        for part in delta.calls:
+            self._arguments[part.index] = self._arguments.get(part.index, "") + part.arguments
+        return delta if delta.finish is None else self._end(delta)
 
     def close(self) -> None:
         if not self._finished:
             raise EngineFailed("the engine ended its answer without a finish_reason")
 
-    def _entry(self, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> Choice:
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-    def _tool_call(self, raw: dict[str, Any]) -> list[Choice]:
-        function = raw.get("function") or {}
-        key = raw.get("index", 0)
-        call = self._calls.get(key)
-        opened: dict[str, Any] | None = None
-        if call is None:
-            name = function.get("name")
-            if not name:
-                raise EngineFailed("the engine began a tool call without a name")
-            call = self._calls[key] = _Call(len(self._calls))
-            opened = {
-                "index": call.index,
-                "id": raw.get("id") or f"call_{uuid4().hex[:24]}",
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-        piece = function.get("arguments") or ""
-        if not isinstance(piece, str):  # some parsers hand over the object itself
-            piece = orjson.dumps(piece).decode()
-        text = call.joiner.push(piece) if piece else ""
-        if text:
-            call.parts.append(text)
-        if opened is not None:
-            opened["function"]["arguments"] = text
-            return [self._entry({"tool_calls": [opened]})]
-        return [self._arguments(call, text)] if text else []
-
-    def _arguments(self, call: _Call, text: str) -> Choice:
-        return self._entry({"tool_calls": [{"index": call.index, "function": {"arguments": text}}]})
-
-    def _finish(self, finish: str) -> list[Choice]:
-        out: list[Choice] = []
-        check_finish(finish)
-        check_called(self._must_call and not self._calls, finish)
-        if rest := self._reasoning.flush():
-            out.append(self._entry({"reasoning_content": rest}))
-        if rest := self._content.flush():
-            out.append(self._entry({"content": rest}))
-        for call in self._calls.values():
-            if rest := call.joiner.flush():
-                call.parts.append(rest)
-                out.append(self._arguments(call, rest))
-            said = "".join(call.parts)
-            if mend_arguments(said, finish) != said:
-                out.append(self._arguments(call, "{}"))
-        out.append(self._entry({}, None, finish))
+    def _end(self, delta: Delta) -> Delta:
         self._finished = True
-        return out
+        cut = delta.finish == "length"
+        # Half a call, or none, is let through only where the answer was cut by its length.
+        if self._must_call and not self._arguments and not cut:
+            raise EngineFailed("the engine called no tool although tool_choice demands it")
+        mended = []
+        for index, arguments in self._arguments.items():
+            if not arguments.strip():
+                mended.append(CallPart(index, arguments="{}"))
+            elif not cut:
+                _check(arguments)
+        return replace(delta, calls=(*delta.calls, *mended)) if mended else delta
 
 
-class TextChoice:
-    """A choice of /v1/completions."""
-
-    __slots__ = ("_finished", "_index", "_joiner", "_length")
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._finished = False
-        self._joiner = Joiner()
-        self._length = 0
-
-    def feed(self, choice: Choice) -> list[Choice]:
-        raw = choice.get("text") or ""
-        finish = choice.get("finish_reason")
-        logprobs = choice.get("logprobs")
-        if self._finished:
-            if raw:
-                raise EngineFailed("the engine went on after its finish_reason")
-            return []
-        if finish is not None:
-            check_finish(finish)
-        text = self._joiner.push(raw) if raw else ""
-        if finish is not None:
-            text += self._joiner.flush()
-        out: list[Choice] = []
-        if text or logprobs:
-            out.append(self._entry(text, text_logprobs(logprobs, self._length), None))
-            self._length += len(text)
-        if finish is not None:
-            out.append(self._entry("", None, finish))
-            self._finished = True
-        return out
-
-    def close(self) -> None:
-        if not self._finished:
-            raise EngineFailed("the engine ended its answer without a finish_reason")
-
-    def _entry(self, text: str, logprobs: Any, finish: str | None) -> Choice:
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+def _check(arguments: str) -> None:
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        raise EngineFailed("the engine wrote a tool call whose arguments are not JSON") from None
 
 
-def check_finish(finish: object) -> None:
-    if finish not in FINISHES:
-        raise EngineFailed(f"the engine gave up on the answer: {str(finish)[:64]!r}")
-
-
-def check_called(missing: bool, finish: object) -> None:
-    """A demanded tool call that is missing is an error, not an answer, unless the answer was cut by its length."""
-    if missing and finish != "length":
-        raise EngineFailed("the engine called no tool although tool_choice demands it")
-
-
-def mend_arguments(arguments: str, finish: str) -> str:
-    """`{}` for none. Half an object is let through only where the answer was cut by its length. Raises EngineFailed."""
-    if not arguments.strip():
-        return "{}"
-    if finish != "length":
-        try:
-            orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            raise EngineFailed("the engine wrote a tool call whose arguments are not JSON") from None
-    return arguments
-
-
-def chat_logprobs(raw: Any) -> dict[str, Any] | None:
-    """OpenAI's chat log-probabilities without engines' extras, or None."""
-    if not raw:
+def chat_logprobs(given: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    """OpenAI's chat log-probabilities, None for none."""
+    if not given:
         return None
-    return {"content": [_token(entry) for entry in raw.get("content") or ()], "refusal": None}
+    content = [_bare(token) | {"top_logprobs": [_bare(top) for top in token.top]} for token in given]
+    return {"content": content, "refusal": None}
 
 
-def _token(entry: dict[str, Any]) -> dict[str, Any]:
-    return _bare(entry) | {"top_logprobs": [_bare(top) for top in entry.get("top_logprobs") or ()]}
+def _bare(token: TokenLogprob) -> dict[str, Any]:
+    data = token.bytes
+    return {"token": token.token, "logprob": token.logprob, "bytes": None if data is None else list(data)}
 
 
-def _bare(entry: dict[str, Any]) -> dict[str, Any]:
-    return {"token": entry["token"], "logprob": entry["logprob"], "bytes": entry.get("bytes")}
-
-
-def text_logprobs(raw: Any, offset: int) -> dict[str, Any] | None:
-    """The older shape of /v1/completions, also from the chat shape, which llama.cpp gives there. `offset`: how many
-    characters of the answer came before this piece."""
-    if not raw or "content" not in raw:
-        return raw or None
-    tokens, offsets = [], []
-    for entry in raw["content"] or ():
-        tokens.append(entry["token"])
+def text_logprobs(given: tuple[TokenLogprob, ...], offset: int) -> dict[str, Any] | None:
+    """The older shape of /v1/completions, None for none. `offset`: characters of all tokens before these."""
+    if not given:
+        return None
+    offsets = []
+    for token in given:
         offsets.append(offset)
-        offset += len(entry["token"])
+        offset += len(token.token)
     return {
-        "tokens": tokens,
-        "token_logprobs": [entry["logprob"] for entry in raw["content"] or ()],
-        "top_logprobs": [{t["token"]: t["logprob"] for t in e.get("top_logprobs") or ()} for e in raw["content"] or ()],
+        "tokens": [token.token for token in given],
+        "token_logprobs": [token.logprob for token in given],
+        "top_logprobs": [
+            None if token.logprob is None else {top.token: top.logprob for top in token.top} for token in given
+        ],
         "text_offset": offsets,
     }
-
-
-def _says_something(delta: dict[str, Any]) -> bool:
-    return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))

@@ -1,43 +1,79 @@
-"""An answer in one piece: the engine's choices, shaped and merged. Pure."""
+"""An answer in one piece: the deltas of each choice, folded. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
-from service.errors import EngineFailed
-from service.http.plan import Plan
-from service.http.shaping import chat_logprobs, check_called, check_finish, mend_arguments, text_logprobs
-from service.http.text import Joiner, parse_chunk
-from service.http.usage import Usage, total, usage_of
-from service.types import Chunk, Tier
+from service.http.plan import Part, Plan
+from service.http.shaping import Shaper, chat_logprobs, text_logprobs
+from service.http.usage import Usage, total
+from service.types import CallPart, Delta, Finish, Tier, TokenLogprob
 
 OBJECTS = {"chat": "chat.completion", "completions": "text_completion"}
 
 
-def whole_answer(plan: Plan, chunks: Iterable[Chunk], *, tier: Tier, created: int) -> bytes:
-    """The response body. `chunks`: one for each of `plan.parts`, in their order. Raises EngineFailed."""
-    choices: list[dict[str, Any]] = []
-    usages: list[tuple[int, Usage]] = []
-    for part, chunk in zip(plan.parts, chunks, strict=True):
-        answer = parse_chunk(chunk.data)
-        given = answer.get("choices")
-        if not isinstance(given, list) or len(given) != 1:
-            raise EngineFailed("the engine's answer does not have exactly one choice")
-        if plan.endpoint == "chat":
-            choices.append(_chat_choice(given[0], part.index, must_call=plan.must_call))
-        else:
-            choices.append(_text_choice(given[0], part.index))
-        counts = usage_of(
-            answer.get("usage"),
-            prompt_tokens=chunk.prompt_tokens,
-            output_tokens=chunk.output_tokens,
-            cached_tokens=chunk.cached_tokens,
-        )
-        usages.append((part.prompt, counts))
+class Fold:
+    """One choice of a whole answer. Feed it the deltas in order, then `close`."""
+
+    def __init__(self, plan: Plan, part: Part) -> None:
+        self.part = part
+        self.usage = Usage()
+        self._chat = plan.endpoint == "chat"
+        self._shaper = Shaper(must_call=plan.must_call)
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, list[CallPart]] = {}
+        self._logprobs: list[TokenLogprob] = []
+        self._finish: Finish | None = None
+
+    def feed(self, delta: Delta) -> None:
+        """Raises EngineFailed."""
+        self.usage.add(delta)
+        delta = self._shaper.feed(delta)
+        self._text.append(delta.text)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        for part in delta.calls:
+            self._calls.setdefault(part.index, []).append(part)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
+        self._finish = self._finish or delta.finish
+
+    def close(self) -> None:
+        """Raises EngineFailed if the answer has no end."""
+        self._shaper.close()
+
+    def choice(self) -> dict[str, Any]:
+        """The entry of `choices`, once closed."""
+        text, logprobs = "".join(self._text), tuple(self._logprobs)
+        said: dict[str, Any] = {"message": self._message(text)} if self._chat else {"text": text}
+        shown = chat_logprobs(logprobs) if self._chat else text_logprobs(logprobs, 0)
+        return {"index": self.part.index, **said, "logprobs": shown, "finish_reason": self._finish}
+
+    def _message(self, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not self._calls else None,
+            "refusal": None,
+        }
+        if reasoning := "".join(self._reasoning):
+            message["reasoning_content"] = reasoning
+        if self._calls:
+            message["tool_calls"] = [_call(parts) for parts in self._calls.values()]
+        return message
+
+
+def _call(parts: list[CallPart]) -> dict[str, Any]:
+    function = {"name": parts[0].name, "arguments": "".join(part.arguments for part in parts)}
+    return {"id": parts[0].id, "type": "function", "function": function}
+
+
+def whole_answer(plan: Plan, folds: Iterable[Fold], *, tier: Tier, created: int) -> bytes:
+    """The response body. `folds`: a closed one for each of `plan.parts`, in their order."""
+    folds = tuple(folds)
     return orjson.dumps(
         {
             "id": plan.id,
@@ -45,53 +81,7 @@ def whole_answer(plan: Plan, chunks: Iterable[Chunk], *, tier: Tier, created: in
             "created": created,
             "model": plan.model,
             "service_tier": tier,
-            "choices": choices,
-            "usage": total(usages),
+            "choices": [fold.choice() for fold in folds],
+            "usage": total((fold.part.prompt, fold.usage) for fold in folds),
         }
     )
-
-
-def _chat_choice(raw: dict[str, Any], index: int, *, must_call: bool) -> dict[str, Any]:
-    finish = raw.get("finish_reason")
-    check_finish(finish)
-    message = raw.get("message") or {}
-    calls = [_call(call, finish) for call in message.get("tool_calls") or ()]
-    check_called(must_call and not calls, finish)
-    content = message.get("content")
-    shaped: dict[str, Any] = {
-        "role": "assistant",
-        "content": _whole(content) if content or not calls else None,
-        "refusal": None,
-    }
-    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
-        shaped["reasoning_content"] = _whole(reasoning)
-    if calls:
-        shaped["tool_calls"] = calls
-    logprobs = chat_logprobs(raw.get("logprobs"))
-    return {"index": index, "message": shaped, "logprobs": logprobs, "finish_reason": finish}
-
-
-def _text_choice(raw: dict[str, Any], index: int) -> dict[str, Any]:
-    finish = raw.get("finish_reason")
-    check_finish(finish)
-    text = _whole(raw.get("text"))
-    return {"index": index, "text": text, "logprobs": text_logprobs(raw.get("logprobs"), 0), "finish_reason": finish}
-
-
-def _call(raw: dict[str, Any], finish: Any) -> dict[str, Any]:
-    function = raw.get("function") or {}
-    if not function.get("name"):
-        raise EngineFailed("the engine wrote a tool call without a name")
-    arguments = function.get("arguments") or ""
-    if not isinstance(arguments, str):
-        arguments = orjson.dumps(arguments).decode()
-    return {
-        "id": raw.get("id") or f"call_{uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": mend_arguments(_whole(arguments), finish)},
-    }
-
-
-def _whole(text: str | None) -> str:
-    joiner = Joiner()
-    return joiner.push(text or "") + joiner.flush()

@@ -18,7 +18,7 @@ from service.errors import ServiceError
 from service.metrics import labels
 from service.metrics.concurrency import Ledger
 from service.metrics.declared import Metrics
-from service.types import TIERS, Chunk, Endpoint, EngineStats, PoolName, Tier
+from service.types import TIERS, Delta, Endpoint, EngineStats, PoolName, Tier
 
 if TYPE_CHECKING:
     from service.http.backend import Served
@@ -47,10 +47,9 @@ class ReplicaRecorder:
         metrics.replica_starts.labels(pool).inc()
         metrics.before_collect(self._settle)
 
-    def request(self, tier: Tier, stream: bool = True) -> RequestMeter:
-        """Around one generation. A whole answer (`stream` false) counts as decoding from its start, for its tokens
-        arrive in one chunk at its end and are booked over all that time."""
-        return RequestMeter(self, self._ledger, self._tiers[tier], stream)
+    def request(self, tier: Tier) -> RequestMeter:
+        """Around one generation."""
+        return RequestMeter(self, self._ledger, self._tiers[tier])
 
     def load_phase(self, phase: str, seconds: float) -> None:
         """`phase` in the engine's words; labels.phase_label finds its place."""
@@ -116,25 +115,23 @@ class _TierCounters:
 class RequestMeter:
     """One generation in a replica, from entry to exit. Made by ReplicaRecorder.request.
 
-    The first tokens of a stream end its prefill and begin its decoding: they are booked with the second ones, over the
+    The first tokens of an answer end its prefill and begin its decoding: they are booked with the second ones, over the
     time between the two.
     """
 
-    __slots__ = ("_counters", "_decoding", "_epoch", "_ledger", "_pending", "_recorder", "_since", "_stream")
+    __slots__ = ("_counters", "_decoding", "_epoch", "_ledger", "_pending", "_recorder", "_since")
 
-    def __init__(self, recorder: ReplicaRecorder, ledger: Ledger, counters: _TierCounters, stream: bool) -> None:
-        self._recorder, self._ledger, self._counters, self._stream = recorder, ledger, counters, stream
+    def __init__(self, recorder: ReplicaRecorder, ledger: Ledger, counters: _TierCounters) -> None:
+        self._recorder, self._ledger, self._counters = recorder, ledger, counters
         self._decoding = False
         self._pending = self._epoch = 0
         self._since = 0.0
 
     def __enter__(self) -> RequestMeter:
-        if not self._stream:
-            self._join()
         return self
 
-    def chunk(self, chunk: Chunk) -> None:
-        tokens = chunk.output_tokens
+    def chunk(self, delta: Delta) -> None:
+        tokens = delta.output_tokens
         if tokens:
             self._counters.output.inc(tokens)
             self._recorder._tokens += tokens
@@ -143,9 +140,10 @@ class RequestMeter:
             else:
                 self._join()
                 self._pending = tokens
-        if chunk.prompt_tokens:
-            self._counters.prompt.inc(chunk.prompt_tokens)
-            self._counters.cached.inc(chunk.cached_tokens)
+        if delta.prompt_tokens:
+            self._counters.prompt.inc(delta.prompt_tokens)
+        if delta.cached_tokens:
+            self._counters.cached.inc(delta.cached_tokens)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -234,9 +232,9 @@ class IngressMeter:
         """The place that the request got; the last call before the first token counts."""
         self._served = served
 
-    def chunk(self, chunk: Chunk) -> None:
+    def chunk(self, delta: Delta) -> None:
         """k tokens after a gap of g seconds count as k gaps of g/k. The first ends TTFT; others with it have no gap."""
-        tokens = chunk.output_tokens
+        tokens = delta.output_tokens
         if not tokens or not self._stream:
             return
         now = self._clock()

@@ -14,7 +14,7 @@ from service.http.backend import Served
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot, updates
 from service.metrics.recorders import ControlRecorder, IngressRecorder, ReplicaRecorder
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 
 GPUS, HOST = 8, "gpu-box-1"
 
@@ -44,8 +44,8 @@ class GpuStandIn:
         with self._ingress.request("chat") as outer, self._replica.request("priority") as inner:
             outer.served(Served("priority", "latency", 0.01))
             for _ in range(4):
-                outer.chunk(Chunk(b"", 3, 5))
-                inner.chunk(Chunk(b"", 3, 5))
+                outer.chunk(Delta(output_tokens=3, prompt_tokens=5))
+                inner.chunk(Delta(output_tokens=3, prompt_tokens=5))
         self._ingress.routed("latency", "tier")
         drafted, accepted = 3 * self._steps, 2 * self._steps
         busy = self._steps * 0.018

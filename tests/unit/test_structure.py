@@ -20,6 +20,7 @@ ALLOWED = {
     "routing": BASE,
     "scaling": BASE | {"planning"},
     "metrics": BASE | {"http"},
+    "link": BASE,
     "planning": BASE | {"gguf", "routing", "admission", "scaling", "preflight", "engines", "metrics", "config"},
     "preflight": BASE | {"planning"},
     "gguf": BASE,

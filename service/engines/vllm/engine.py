@@ -31,7 +31,7 @@ from service.gguf.header import GgufHeader, read_header
 from service.gguf.materialise import linked_file, materialise
 from service.gguf.rules import Setup, refusals
 from service.planning.trace import read_trace
-from service.types import Chunk, EngineRequest, EngineStats, LoadProgress, ModelCard
+from service.types import Delta, EngineRequest, EngineStats, LoadProgress, ModelCard
 
 SPARSE = ("glm_moe_dsa", "deepseek_v32")
 """model_type of Hugging Face directories that vLLM serves with an indexer, which it has for GPUs only."""
@@ -181,16 +181,17 @@ class VllmEngine:
             reason = _told(progress).get("fault") or str(failure)
             raise UserError(f"vLLM cannot serve {self._path}: {reason}") from failure
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         layer = self.layer
         body: dict[str, Any] = orjson.loads(request.body)
-        for ours in ("service_tier", "metadata", "store"):
+        for ours in ("service_tier", "metadata", "store", "n"):
             body.pop(ours, None)
-        body |= {"model": self._served, "stream": request.stream, "request_id": request.id}
-        if request.stream:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        else:
-            body.pop("stream_options", None)
+        body |= {
+            "model": self._served,
+            "request_id": request.id,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
         meter = Meter()
         self._enter()
         answers = layer.answer(request.endpoint, body)
@@ -200,10 +201,12 @@ class VllmEngine:
                     from service.engines.vllm.layer import error_of
 
                     raise error_of(orjson.loads(data)["error"])
-                chunk = meter.read(data) if request.stream else meter.whole(data)
-                self._output += chunk.output_tokens
-                self._prompt += chunk.prompt_tokens
-                yield chunk
+                delta = meter.read(data)
+                self._output += delta.output_tokens
+                self._prompt += delta.prompt_tokens
+                yield delta
+            if not meter.finished:
+                raise EngineFailed("vLLM ended the answer without a finish reason")
         finally:
             await answers.aclose()  # type: ignore[attr-defined]
             self._leave()

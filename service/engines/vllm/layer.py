@@ -79,13 +79,10 @@ class Layer:
         return str(getattr(config, "backend", None) or "")
 
     async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """One OpenAI JSON object for each chunk (a single one when `stream` is not asked for). Closing the iterator
-        aborts the request in the engine. Raises ServiceError."""
+        """One OpenAI JSON object for each chunk of a stream. Closing the iterator aborts the request in the engine.
+        Raises ServiceError."""
         identity = body["request_id"]
         result = await self._start(endpoint, body)
-        if not hasattr(result, "__aiter__"):
-            yield result.model_dump_json(exclude_unset=False, exclude_none=False).encode()
-            return
         finished = False
         try:
             async for event in result:
@@ -123,10 +120,6 @@ class Layer:
         except Exception as fault:
             raise translate(fault) from fault
         if isinstance(result, ErrorResponse):
-            # vLLM turns a cancel that reaches it inside a whole answer into "Client disconnected".
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError
             raise error_of(result.error.model_dump())
         return result
 

@@ -1,4 +1,4 @@
-"""Exact token counts for each chunk, from vLLM's running usage numbers. Pure."""
+"""Pieces of an answer from vLLM's stream chunks, with exact counts from its running usage numbers. Pure."""
 
 from __future__ import annotations
 
@@ -6,44 +6,34 @@ from typing import Any
 
 import orjson
 
-from service.types import Chunk
+from service.engines.choice import Choice
+from service.types import Delta
 
 
 class Meter:
-    """Reads one request's chunks in order; turns cumulative counts into differences and takes them out of the JSON."""
+    """Reads one request's chunks in order; turns cumulative counts into differences."""
 
     def __init__(self) -> None:
-        self._per_choice: dict[int, int] = {}
-        self._prompt = 0
-        self.output_tokens = 0
+        self._choice = Choice()
+        self._output = self._prompt = self._cached = self._reasoning = 0
 
-    def read(self, data: bytes) -> Chunk:
-        """A chunk of a stream. Only the last one, which has no choices, keeps its `usage`."""
+    @property
+    def finished(self) -> bool:
+        return self._choice.finished
+
+    def read(self, data: bytes) -> Delta:
         message: dict[str, Any] = orjson.loads(data)
         usage = message.get("usage") or {}
-        if not message.get("choices"):
-            total = int(usage.get("completion_tokens", self.output_tokens))
-            return self._chunk(message, total - self.output_tokens, usage)
-        message.pop("usage", None)
-        new = 0
-        for choice in message["choices"]:
-            index = int(choice.get("index", 0))
-            seen = int(usage.get("completion_tokens", 0))
-            new += seen - self._per_choice.get(index, 0)
-            self._per_choice[index] = seen
-        return self._chunk(message, new, usage)
-
-    def whole(self, data: bytes) -> Chunk:
-        """An answer in one piece."""
-        message: dict[str, Any] = orjson.loads(data)
-        usage = message.get("usage") or {}
-        return self._chunk(message, int(usage.get("completion_tokens", 0)), usage)
-
-    def _chunk(self, message: dict[str, Any], new: int, usage: dict[str, Any]) -> Chunk:
-        self.output_tokens += new
-        prompt = 0 if self._prompt else int(usage.get("prompt_tokens", 0))
-        self._prompt += prompt
-        cached = 0
-        if not message.get("choices") or prompt:
-            cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-        return Chunk(orjson.dumps(message), new, prompt, cached)
+        output = int(usage.get("completion_tokens", self._output))
+        prompt = int(usage.get("prompt_tokens", self._prompt))
+        cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self._cached)
+        reasoning = int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or self._reasoning)
+        counts = {
+            "output_tokens": output - self._output,
+            "prompt_tokens": prompt - self._prompt,
+            "cached_tokens": cached - self._cached,
+            "reasoning_tokens": reasoning - self._reasoning,
+        }
+        self._output, self._prompt, self._cached, self._reasoning = output, prompt, cached, reasoning
+        choices = message.get("choices")
+        return self._choice.read(choices[0], **counts) if choices else Delta(**counts)

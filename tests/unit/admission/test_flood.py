@@ -27,7 +27,7 @@ async def ttft(gate: Gate, engine: SimulatedEngine, id: str, tier: Tier, tokens:
     arrived, first = time.monotonic(), 0.0
     asked = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens})
     async with gate.slot(id, tier, 60.0, tokens):
-        async for chunk in engine.generate(EngineRequest(id, "chat", asked, True, tier)):
+        async for chunk in engine.generate(EngineRequest(id, "chat", asked, tier)):
             if chunk.output_tokens and not first:
                 first = time.monotonic() - arrived
     return first

@@ -15,7 +15,7 @@ import yaml
 from service.admission.keys import WINDOW_S, Caller, KeyEntry, KeyRing, digest, read_entries
 from service.admission.share import Part
 from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
-from service.types import Chunk
+from service.types import Delta
 
 GLM5 = str(Path(sys.executable).with_name("glm5"))
 GOOD = "glm-" + "a" * 43
@@ -79,7 +79,7 @@ def tokens_left(caller: Caller) -> int:
     for count in range(1000):
         try:
             with caller.spend(1) as spending:
-                spending.used(Chunk(b"", output_tokens=1))
+                spending.used(Delta(output_tokens=1))
         except QuotaExceeded:
             return count
     raise AssertionError("no limit at all")
@@ -143,7 +143,7 @@ def test_tokens_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     for second, tokens in ((0.0, 60), (10.0, 60)):
         now[0] = 1000.0 + second
         with caller.spend(1) as spending:
-            spending.used(Chunk(b"", output_tokens=tokens - 10, prompt_tokens=10))
+            spending.used(Delta(output_tokens=tokens - 10, prompt_tokens=10))
     now[0] = 1020.0
     with pytest.raises(QuotaExceeded) as refused, caller.spend(1):
         raise AssertionError
@@ -159,9 +159,9 @@ def test_tokens_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompts_and_answers_count_alike(prompt: int, answer: int) -> None:
     caller = Caller("a", "priority", tokens_per_minute=100)
     with caller.spend(1) as spending:
-        spending.used(Chunk(b"", prompt_tokens=prompt, cached_tokens=prompt // 2))
+        spending.used(Delta(prompt_tokens=prompt, cached_tokens=prompt // 2))
         for _ in range(answer):
-            spending.used(Chunk(b"", output_tokens=1))
+            spending.used(Delta(output_tokens=1))
     with pytest.raises(QuotaExceeded, match="used 100 of 100 tokens"), caller.spend(1):
         raise AssertionError
 
@@ -169,7 +169,7 @@ def test_prompts_and_answers_count_alike(prompt: int, answer: int) -> None:
 def test_one_token_below_the_limit_is_let_in() -> None:
     caller = Caller("a", "priority", tokens_per_minute=100)
     with caller.spend(1) as spending:
-        spending.used(Chunk(b"", output_tokens=39, prompt_tokens=60))
+        spending.used(Delta(output_tokens=39, prompt_tokens=60))
     with caller.spend(1):
         pass
 
@@ -181,7 +181,7 @@ def test_books_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     with caller.spend(1) as spending:
         for _ in range(5000):
             now[0] += 0.01
-            spending.used(Chunk(b"", output_tokens=1))
+            spending.used(Delta(output_tokens=1))
     assert len(caller.spent) <= 51 and sum(n for _, n in caller.spent) == 5000
 
 

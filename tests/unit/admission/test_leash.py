@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.leash import Leash, Lost
-from service.types import Chunk
+from service.types import Delta
 
 
-async def never() -> AsyncIterator[Chunk]:
-    yield Chunk(b"1")
+async def never() -> AsyncIterator[Delta]:
+    yield Delta("1")
     await asyncio.sleep(3600)
 
 
 async def test_a_wait_ends_when_the_leash_is_pulled() -> None:
     leash, chunks = Leash(), never()
-    assert (await leash.next(chunks)).data == b"1"
+    assert (await leash.next(chunks)).text == "1"
     assert leash.waiting_s == 0.0
     asyncio.get_running_loop().call_later(0.02, leash.pull)
     with pytest.raises(Lost):
@@ -29,7 +29,7 @@ async def test_a_wait_ends_when_the_leash_is_pulled() -> None:
 async def test_a_pull_without_a_wait_does_nothing() -> None:
     leash, chunks = Leash(), never()
     leash.pull()
-    assert (await leash.next(chunks)).data == b"1"
+    assert (await leash.next(chunks)).text == "1"
 
 
 async def test_another_cancel_stays_a_cancel() -> None:
@@ -55,8 +55,8 @@ async def test_another_cancel_stays_a_cancel() -> None:
 
 
 async def test_the_end_is_still_the_end() -> None:
-    async def one() -> AsyncIterator[Chunk]:
-        yield Chunk(b"1")
+    async def one() -> AsyncIterator[Delta]:
+        yield Delta("1")
 
     leash, chunks = Leash(), one()
     await leash.next(chunks)

@@ -3,30 +3,24 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.frames import pack_chunk, pack_error, pack_request, unpack, unpack_request
+from deployments.frames import pack_bytes, pack_delta, pack_error, pack_request, unpack, unpack_request
 from service.errors import _FAMILY, ContextOverflow, Overloaded, ServiceError
-from service.types import Chunk, EngineRequest
+from service.types import Delta, EngineRequest
 
 u32 = st.integers(0, 2**32 - 1)
-endpoints = st.sampled_from(["chat", "completions"])
-requests = st.builds(EngineRequest, st.text(max_size=40), endpoints, st.binary(max_size=300), st.booleans())
-chunks = st.builds(Chunk, st.binary(max_size=200), u32, u32, u32, u32, u32)
-
-
-@given(st.lists(chunks, max_size=8))
-def test_joined_chunks_come_apart_again(sent: list[Chunk]) -> None:
-    assert list(unpack(b"".join(map(pack_chunk, sent)))) == sent
-
-
-@given(
-    st.builds(
-        EngineRequest,
-        st.text(max_size=40),
-        st.sampled_from(["chat", "completions"]),
-        st.binary(max_size=300),
-        st.booleans(),
-    )
+deltas = st.builds(Delta, st.text(max_size=200), output_tokens=u32, prompt_tokens=st.integers(0, 1))
+requests = st.builds(
+    EngineRequest, st.text(max_size=40), st.sampled_from(["chat", "completions"]), st.binary(max_size=300)
 )
+
+
+@given(st.lists(deltas | st.binary(max_size=200), max_size=8))
+def test_joined_frames_come_apart_again(sent: list[Delta | bytes]) -> None:
+    message = b"".join(pack_delta(item) if isinstance(item, Delta) else pack_bytes(item) for item in sent)
+    assert list(unpack(message)) == sent
+
+
+@given(requests)
 def test_requests(sent: EngineRequest) -> None:
     assert unpack_request(pack_request(sent)) == sent
 

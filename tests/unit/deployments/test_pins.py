@@ -13,7 +13,7 @@ from service.metrics.exchange import merge, snapshot
 from service.metrics.news import AGAIN_S, News
 from service.metrics.recorders import ReplicaRecorder
 from service.metrics.totals import REMEMBERED
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 from tests.unit.metrics.read import Clock, samples, total
 
 SLOTS = 8
@@ -28,7 +28,7 @@ def counted(tokens: int) -> bytes:
     metrics = Metrics()
     replica = ReplicaRecorder(metrics, "shared", SLOTS)
     with replica.request("default") as request:
-        request.chunk(Chunk(b"", tokens))
+        request.chunk(Delta(output_tokens=tokens))
     replica.engine(EngineStats(SLOTS))
     return snapshot(metrics)
 

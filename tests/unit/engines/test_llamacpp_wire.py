@@ -6,8 +6,9 @@ import orjson
 import pytest
 
 from service.engines.llamacpp_tools import Gatherer, unwrap, wrap
-from service.engines.llamacpp_wire import Meter, counter, error_from, legacy_logprobs, request_body
+from service.engines.llamacpp_wire import Meter, counter, error_from, request_body
 from service.errors import BadRequest, ContextOverflow, EngineFailed
+from service.types import Delta
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
@@ -33,25 +34,20 @@ def test_errors_become_ours() -> None:
 
 
 def test_meter_turns_counters_into_differences() -> None:
-    meter = Meter("chat")
-    assert meter.read({"choices": [], "prompt_progress": {"processed": 5}, "timings": {"prompt_n": 5}}).data == b""
+    meter = Meter()
+    assert meter.read({"choices": [], "prompt_progress": {"processed": 5}, "timings": {"prompt_n": 5}}) is None
+    assert meter.read({"choices": [{"delta": {"role": "assistant", "content": None}}]}) is None
     timings = {"cache_n": 3, "prompt_n": 7, "predicted_n": 1}
     first = meter.read({"choices": [{"delta": {"content": "a"}}], "timings": timings})
-    assert (first.output_tokens, first.prompt_tokens, first.cached_tokens) == (1, 10, 3)
+    assert first == Delta("a", output_tokens=1, prompt_tokens=10, cached_tokens=3)
     drafts = {**timings, "predicted_n": 4, "draft_n": 4, "draft_n_accepted": 2}
     second = meter.read({"choices": [{"delta": {"content": "bcd"}}], "timings": drafts})
-    assert (second.output_tokens, second.prompt_tokens, second.drafted, second.accepted) == (3, 0, 4, 2)
-    meter.read({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    assert second == Delta("bcd", output_tokens=3, drafted=4, accepted=2)
+    assert not meter.finished
+    assert meter.read({"choices": [{"delta": {}, "finish_reason": "stop"}]}) == Delta(finish="stop")
     last = meter.read({"choices": [], "usage": {"completion_tokens": 5, "prompt_tokens": 10}})
-    assert last.output_tokens == 1 and meter.output_tokens == 5 and meter.finished
-    assert b"timings" not in second.data
-
-
-def test_legacy_logprobs() -> None:
-    chat = {"content": [{"token": "ab", "logprob": -1.0, "top_logprobs": [{"token": "ab", "logprob": -1.0}]}]}
-    got, offset = legacy_logprobs(chat, 4)
-    assert got == {"tokens": ["ab"], "token_logprobs": [-1.0], "top_logprobs": [{"ab": -1.0}], "text_offset": [4]}
-    assert offset == 6
+    assert last == Delta(output_tokens=1) and meter.finished
+    assert meter.read({"choices": [], "usage": {"completion_tokens": 5, "prompt_tokens": 10}}) is None
 
 
 def test_tools_become_a_schema_and_come_back() -> None:
@@ -61,10 +57,11 @@ def test_tools_become_a_schema_and_come_back() -> None:
     assert "tools" not in wrapped and wrapped["messages"][0]["content"].startswith("Be brief.")
     assert len(wrapped["response_format"]["json_schema"]["schema"]["anyOf"]) == 2
     assert "anyOf" not in wrap({**ask, "tool_choice": "required"})["response_format"]["json_schema"]["schema"]
-    delta, reason = unwrap('{"tool_calls": [{"name": "f", "arguments": {"a": "ä"}}]}')
-    assert reason == "tool_calls" and json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {"a": "ä"}
-    assert unwrap('{"response": "hello"}') == ({"content": "hello"}, None)
-    assert unwrap('{"tool_calls": [{"na') == ({"content": '{"tool_calls": [{"na'}, None)
+    text, (call,) = unwrap('{"tool_calls": [{"name": "f", "arguments": {"a": "ä"}}]}')
+    assert text == "" and call.id and (call.index, call.name) == (0, "f")
+    assert json.loads(call.arguments) == {"a": "ä"}
+    assert unwrap('{"response": "hello"}') == ("hello", ())
+    assert unwrap('{"tool_calls": [{"na') == ('{"tool_calls": [{"na', ())
 
 
 def test_a_tool_that_is_not_there() -> None:
@@ -87,12 +84,15 @@ def test_earlier_calls_and_results_become_text() -> None:
     )
 
 
-def test_gatherer_gives_one_delta_at_the_end() -> None:
+def test_gatherer_gives_all_in_one_piece_at_the_end() -> None:
     gatherer = Gatherer()
     for piece in ('{"response"', ': "yes"}'):
-        assert gatherer.read({"choices": [{"delta": {"content": piece}}]})["choices"][0]["delta"] == {}
-    last = gatherer.read({"choices": [{"delta": {}, "finish_reason": "stop"}]})["choices"][0]
-    assert last == {"delta": {"content": "yes"}, "finish_reason": "stop"}
+        assert gatherer.read(Delta(piece, output_tokens=1)) == Delta(output_tokens=1)
+    assert gatherer.read(Delta(finish="stop", accepted=2)) == Delta("yes", finish="stop", accepted=2)
+    assert gatherer.read(Delta(prompt_tokens=7)) == Delta(prompt_tokens=7)
+    calling = Gatherer()
+    last = calling.read(Delta('{"tool_calls": [{"name": "f", "arguments": {}}]}', finish="stop"))
+    assert last.finish == "tool_calls" and last.calls[0].arguments == "{}"
 
 
 def test_a_counter_out_of_prometheus_text() -> None:

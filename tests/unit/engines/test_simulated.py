@@ -12,7 +12,7 @@ from service.engines import registry
 from service.engines.options import SimulatedOptions
 from service.engines.simulated import SimulatedEngine, count_tokens
 from service.errors import ContextOverflow, UserError
-from service.types import Chunk, EngineRequest
+from service.types import Delta, EngineRequest
 
 
 @contextlib.asynccontextmanager
@@ -27,21 +27,20 @@ async def engine(**options: Any) -> Any:
         await made.close()
 
 
-def ask(tokens: int, stream: bool = True, prompt: str = "abcdefgh") -> EngineRequest:
-    return EngineRequest("r", "completions", orjson.dumps({"prompt": prompt, "max_tokens": tokens}), stream)
+def ask(tokens: int, prompt: str = "abcdefgh") -> EngineRequest:
+    return EngineRequest("r", "completions", orjson.dumps({"prompt": prompt, "max_tokens": tokens}))
 
 
-async def collect(made: SimulatedEngine, request: EngineRequest) -> list[Chunk]:
+async def collect(made: SimulatedEngine, request: EngineRequest) -> list[Delta]:
     return [chunk async for chunk in made.generate(request)]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_counts_are_exact(stream: bool) -> None:
+async def test_counts_are_exact_and_the_finish_comes_once_and_last() -> None:
     async with engine() as made:
-        chunks = await collect(made, ask(7, stream))
-        assert sum(c.output_tokens for c in chunks) == 7 and sum(c.prompt_tokens for c in chunks) == 2
-        last = orjson.loads(chunks[-1].data)
-        assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9}
+        deltas = await collect(made, ask(7))
+        assert sum(d.output_tokens for d in deltas) == 7 and sum(d.prompt_tokens for d in deltas) == 2
+        assert len("".join(d.text for d in deltas).split()) == 7
+        assert [d.finish for d in deltas] == [None] * (len(deltas) - 1) + ["length"]
         assert made.stats().output_tokens == 7 and made.stats().running == 0
 
 

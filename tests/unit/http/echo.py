@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from service.errors import BadRequest, ContextOverflow, EngineFailed, Overloaded, Unauthorized
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
-from service.types import Chunk, EngineRequest, ModelCard, PoolName
+from service.types import CallPart, Delta, EngineRequest, Finish, ModelCard, PoolName, TokenLogprob
 
 CARD = ModelCard("echo", "echo", "none", context_tokens=64, vocab_size=1000, bytes=1, parameters=1, quantisation="F32")
 
@@ -45,7 +45,7 @@ class EchoBackend:
         if self.key is not None and credential != self.key:
             raise Unauthorized("a valid API key is needed")
 
-    async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Chunk, None]:
+    async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
         self.seen.append((request, context))
         if self._free.locked() and self.waiting >= self.queue:
             raise Overloaded("slots busy and queue full", retry_after_s=1.5)
@@ -59,9 +59,9 @@ class EchoBackend:
         self.running += 1
         try:
             yield Served(tier="default", pool="shared", queue_s=loop.time() - before)
-            async for chunk in _echo(request):
-                self.output_tokens += chunk.output_tokens
-                yield chunk
+            async for delta in _echo(request):
+                self.output_tokens += delta.output_tokens
+                yield delta
         finally:
             self.running -= 1
             self.closed.append(request.id)
@@ -100,7 +100,7 @@ def _last(messages: list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+async def _echo(request: EngineRequest) -> AsyncGenerator[Delta, None]:
     body = orjson.loads(request.body)
     chat = request.endpoint == "chat"
     given = _last(body["messages"]) if chat else body["prompt"]
@@ -113,7 +113,7 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
             param="messages" if chat else "prompt",
         )
     limit = body.get("max_tokens", 1000)
-    finish = "length" if limit < len(words) else "stop"
+    finish: Finish = "length" if limit < len(words) else "stop"
     pieces = [word + " " for word in words[:limit]]
     if order == "refuse":
         raise EngineFailed("refused to start")
@@ -121,26 +121,18 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         raise RuntimeError("secret insides")
     if order in ("hang", "hang-later"):
         if order == "hang-later":
-            yield _chunk(chat, {"content": pieces[0]}, tokens=1)
+            yield Delta(pieces[0], output_tokens=1)
         await asyncio.sleep(3600)
     while order == "flood":
-        yield _chunk(chat, {"content": "x" * 4000}, tokens=1)
+        yield Delta("x" * 4000, output_tokens=1)
         await asyncio.sleep(0)
     if order == "slow":
         await asyncio.sleep(0.5)
-    usage = {"prompt_tokens": len(words), "completion_tokens": len(pieces), "total_tokens": len(words) + len(pieces)}
     if body.get("tools") and order == "tool":
         name = body["tools"][0]["function"]["name"]
-        async for chunk in _tool_call(name, rest, usage, request.stream):
-            yield chunk
-        return
-    if not request.stream:
-        await asyncio.sleep(0.02 * len(pieces) if order == "steady" else 0)
-        message = {"message": {"role": "assistant", "content": "".join(pieces)}} if chat else {"text": "".join(pieces)}
-        choice = {"index": 0, **message, "finish_reason": finish}
-        if body.get("logprobs"):
-            choice["logprobs"] = {"content": [_logprob(piece) for piece in pieces]}
-        yield Chunk(orjson.dumps({"choices": [choice], "usage": usage}), len(pieces), len(words))
+        for part in (CallPart(0, "call_1", name), *(CallPart(0, arguments=letter) for letter in rest)):
+            yield Delta(calls=(part,), output_tokens=1)
+        yield Delta(finish="tool_calls", prompt_tokens=len(words))
         return
     for at, piece in enumerate(pieces):
         if at == 2 and order in ("die", "vanish", "crash"):
@@ -150,39 +142,14 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Chunk, None]:
                 raise RuntimeError("secret insides")
             return
         await asyncio.sleep(0.02 if order == "steady" else 0)
-        yield _chunk(chat, {"content": piece}, tokens=1, logprobs=bool(body.get("logprobs")))
-    yield _chunk(chat, {}, finish=finish)
-    yield Chunk(orjson.dumps({"choices": [], "usage": usage}))
+        yield Delta(piece, logprobs=_logprobs(piece) if body.get("logprobs") else (), output_tokens=1)
+    yield Delta(finish=finish)
+    yield Delta(prompt_tokens=len(words))
 
 
 _ORDERS = {"refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady", "flood"}
 
 
-def _chunk(
-    chat: bool, delta: dict[str, Any], tokens: int = 0, finish: str | None = None, logprobs: bool = False
-) -> Chunk:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-    choice |= {"delta": delta} if chat else {"text": delta.get("content", "")}
-    if logprobs and delta.get("content"):
-        choice["logprobs"] = {"content": [_logprob(delta["content"])]}
-    return Chunk(orjson.dumps({"choices": [choice]}), tokens)
-
-
-def _logprob(piece: str) -> dict[str, Any]:
-    bare = {"id": 7, "token": piece, "logprob": -0.5, "bytes": list(piece.encode())}
-    return bare | {"top_logprobs": [bare]}
-
-
-async def _tool_call(name: str, arguments: str, usage: Any, stream: bool) -> AsyncGenerator[Chunk, None]:
-    if not stream:
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
-        yield Chunk(orjson.dumps({"choices": [choice], "usage": usage}), 3)
-        return
-    first = {"index": 0, "function": {"name": name, "arguments": ""}}
-    yield _chunk(True, {"tool_calls": [first]}, tokens=1)
-    for character in arguments:
-        yield _chunk(True, {"tool_calls": [{"index": 0, "function": {"name": name, "arguments": character}}]}, tokens=1)
-    yield _chunk(True, {}, finish="tool_calls")
-    yield Chunk(orjson.dumps({"choices": [], "usage": usage}))
+def _logprobs(piece: str) -> tuple[TokenLogprob, ...]:
+    top = TokenLogprob(piece, -0.5, piece.encode())
+    return (replace(top, top=(top,)),)

@@ -1,3 +1,5 @@
+"""From an engine's chunks to the client's events and to the whole answer: one shape, whatever the engine emits."""
+
 from typing import Any
 
 import orjson
@@ -5,8 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.engines.choice import Choice
 from service.errors import EngineFailed
-from service.http.shaping import FINISHES, ChatChoice, TextChoice
+from service.http.backend import RequestContext
+from service.http.frames import Framer
+from service.http.plan import Part, Plan
+from service.http.whole import Fold, whole_answer
+from service.link.delta import pack, unpack
+from service.types import FINISHES, Delta, Endpoint, EngineRequest
+
+
+def answer(endpoint: Endpoint, choices: list[dict[str, Any]], index: int = 0) -> tuple[list[Any], dict[str, Any]]:
+    """(entries of `choices` of the events sent for these engine choices, the whole answer's entry)."""
+    part = Part(EngineRequest("r", endpoint, b""), index, prompt=0)
+    plan = Plan("r", endpoint, "m", True, False, False, 1.0, (part,), RequestContext())
+    framer, fold = Framer(plan, part, tier="default", created=7), Fold(plan, part)
+    engine, events = Choice(), []
+    for choice in choices:
+        piece = unpack(pack(engine.read(choice)))
+        events += framer.feed(piece).split(b"\n\n")
+        fold.feed(piece)
+    framer.close()
+    fold.close()
+    sent = [orjson.loads(event.removeprefix(b"data: ")) for event in events if event]
+    whole = orjson.loads(whole_answer(plan, [fold], tier="default", created=7))
+    assert all(list(event) == ["id", "object", "created", "model", "service_tier", "choices"] for event in sent)
+    [folded] = whole.pop("choices")
+    return [entry for event in sent for entry in event["choices"]], folded
 
 
 def delta(finish: str | None = None, logprobs: Any = None, **fields: Any) -> dict[str, Any]:
@@ -19,16 +46,24 @@ def call(arguments: Any = None, *, index: int = 0, name: str | None = None, id: 
 
 
 def run(choices: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
-    """Everything the shaper sends for these engine choices, checked against what it promises."""
-    shaper = ChatChoice(index)
-    out = [entry for choice in choices for entry in shaper.feed(choice)]
-    shaper.close()
+    """Everything sent for these engine choices, checked against what is promised, and against the whole answer."""
+    out, whole = answer("chat", choices, index)
     assert all(entry["index"] == index for entry in out)
     assert out[0]["delta"] == {"role": "assistant", "content": ""}
     assert [entry["finish_reason"] for entry in out[:-1]] == [None] * (len(out) - 1)
     assert out[-1]["finish_reason"] in FINISHES
     assert out[-1]["delta"] == {}
     assert all("role" not in entry["delta"] for entry in out[1:])
+    message = whole["message"]
+    assert (whole["index"], whole["finish_reason"]) == (index, out[-1]["finish_reason"])
+    assert (message["content"] or "", message.get("reasoning_content", "")) == (
+        text_of(out),
+        text_of(out, "reasoning_content"),
+    )
+    calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
+    assert calls == calls_of(out) and (message["content"] is None) == bool(calls and not text_of(out))
+    streamed = [token for entry in out for token in (entry["logprobs"] or {"content": []})["content"]]
+    assert (whole["logprobs"] or {"content": []})["content"] == streamed
     return out
 
 
@@ -182,15 +217,12 @@ def piece(text: str, finish: str | None = None, logprobs: Any = None) -> dict[st
 
 @given(st.lists(st.text(max_size=8)), st.text(max_size=4), st.booleans())
 def test_completions_keep_their_promises(texts: list[str], last: str, again: bool) -> None:
-    shaper = TextChoice(2)
-    out = [e for text in texts for e in shaper.feed(piece(text))]
-    out += shaper.feed(piece(last, "stop"))
-    if again:
-        assert shaper.feed(piece("", "stop")) == []
-    shaper.close()
-    assert "".join(e["text"] for e in out) == "".join(texts) + last
+    choices = [*map(piece, texts), piece(last, "stop")] + [piece("", "stop")] * again
+    out, whole = answer("completions", choices, 2)
+    assert "".join(e["text"] for e in out) == "".join(texts) + last == whole["text"]
     assert [e["finish_reason"] for e in out] == [None] * (len(out) - 1) + ["stop"]
     assert all(e["index"] == 2 and e["text"] for e in out[:-1])
+    assert (whole["index"], whole["finish_reason"], whole["logprobs"]) == (2, "stop", None)
 
 
 def test_completions_logprobs_have_the_older_shape_with_running_offsets() -> None:
@@ -198,24 +230,55 @@ def test_completions_logprobs_have_the_older_shape_with_running_offsets() -> Non
         entry = {"id": 1, "token": token, "logprob": -0.5, "bytes": None}
         return {"content": [entry | {"top_logprobs": [entry]}]}
 
-    shaper = TextChoice(0)
-    first = shaper.feed(piece("ab", logprobs=logprob("ab")))
-    second = shaper.feed(piece("c", logprobs=logprob("c")))
-    assert first[0]["logprobs"] == {
+    own = {"tokens": ["x"], "token_logprobs": [-1.0], "top_logprobs": [None], "text_offset": [3]}
+    given = [logprob("ab"), logprob("c"), own]
+    choices = [piece(text, logprobs=found) for text, found in zip(("ab", "c", "x"), given, strict=True)]
+    (first, second, third, _), whole = answer("completions", [*choices, piece("", "stop")])
+    assert first["logprobs"] == {
         "tokens": ["ab"],
         "token_logprobs": [-0.5],
         "top_logprobs": [{"ab": -0.5}],
         "text_offset": [0],
     }
-    assert second[0]["logprobs"]["text_offset"] == [2]
-    own = {"tokens": ["x"], "token_logprobs": [-1.0], "top_logprobs": None, "text_offset": [3]}
-    assert shaper.feed(piece("x", logprobs=own))[0]["logprobs"] == own
+    assert second["logprobs"]["text_offset"] == [2]
+    assert third["logprobs"] == own | {"top_logprobs": [{}]}
+    assert whole["logprobs"] == {
+        "tokens": ["ab", "c", "x"],
+        "token_logprobs": [-0.5, -0.5, -1.0],
+        "top_logprobs": [{"ab": -0.5}, {"c": -0.5}, {}],
+        "text_offset": [0, 2, 3],
+    }
+
+
+def test_an_echoed_first_token_has_no_probability() -> None:
+    echoed = {"tokens": ["<s>", "a"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {"a": -1.0, "b": -2.0}]}
+    _, whole = answer("completions", [piece("a", "stop", echoed | {"text_offset": [0, 3]})])
+    assert whole["logprobs"] == echoed | {"text_offset": [0, 3]}
 
 
 @pytest.mark.parametrize("choices", [[], [piece("x")], [piece("x", "stop"), piece("y")], [piece("", "error")]])
 def test_broken_completions_are_the_engines_fault(choices: list[dict[str, Any]]) -> None:
-    shaper = TextChoice(0)
     with pytest.raises(EngineFailed):
-        for choice in choices:
-            shaper.feed(choice)
-        shaper.close()
+        answer("completions", choices)
+
+
+def test_events_are_these_bytes() -> None:
+    """The hot path writes them without a JSON writer: what stands around the text may not drift."""
+    part = Part(EngineRequest("r", "chat", b""), 1, prompt=0)
+    plan = Plan("r", "chat", "m", True, True, False, 1.0, (part,), RequestContext())
+    framer = Framer(plan, part, tier="flex", created=7)
+    head = b'data: {"id":"r","object":"chat.completion.chunk","created":7,"model":"m","service_tier":"flex","choices":['
+    around = b'{"index":1,"delta":%s,"logprobs":null,"finish_reason":%s}],"usage":null}\n\n'
+    assert framer.feed(Delta(prompt_tokens=3)) == head + around % (b'{"role":"assistant","content":""}', b"null")
+    assert framer.feed(Delta('a"\u2028')) == head + around % ('{"content":"a\\"\u2028"}'.encode(), b"null")
+    assert framer.feed(Delta(output_tokens=1)) == b""
+    assert framer.feed(Delta(finish="stop")) == head + around % (b"{}", b'"stop"')
+    plan = Plan("r", "completions", "m", True, False, False, 1.0, (part,), RequestContext())
+    framer = Framer(plan, part, tier="flex", created=7)
+    head = b'data: {"id":"r","object":"text_completion","created":7,"model":"m","service_tier":"flex","choices":['
+    around = b'{"index":1,"text":%s,"logprobs":null,"finish_reason":%s}]}\n\n'
+    assert framer.feed(Delta("a")) == head + around % (b'"a"', b"null")
+    assert framer.feed(Delta("b", finish="stop")) == head + around % (b'"b"', b"null") + head + around % (
+        b'""',
+        b'"stop"',
+    )

@@ -13,7 +13,7 @@ from service.metrics.concurrency import LOG_ENTRIES
 from service.metrics.declared import Metrics
 from service.metrics.labels import CONCURRENCY, concurrency_index
 from service.metrics.recorders import ReplicaRecorder, RequestMeter
-from service.types import Chunk
+from service.types import Delta
 from tests.unit.metrics.read import Clock, by, read, total
 
 TOKENS, BUSY = "glm_output_tokens_by_concurrency_total", "glm_busy_seconds_by_concurrency_total"
@@ -44,14 +44,14 @@ def test_two_requests_that_overlap() -> None:
     replica = ReplicaRecorder(metrics, "shared", 4, clock)
     first, second = replica.request("default").__enter__(), replica.request("priority").__enter__()
     clock.pass_(5)
-    first.chunk(Chunk(b"", 1))
+    first.chunk(Delta(output_tokens=1))
     clock.pass_(2)
-    second.chunk(Chunk(b"", 2))
+    second.chunk(Delta(output_tokens=2))
     clock.pass_(3)
-    first.chunk(Chunk(b"", 9))  # with its first one: 10 tokens over 2 s alone and 3 s together
+    first.chunk(Delta(output_tokens=9))  # with its first one: 10 tokens over 2 s alone and 3 s together
     first.__exit__(None, None, None)
     clock.pass_(1)
-    second.chunk(Chunk(b"", 6))  # with its first two: 8 tokens over 3 s together and 1 s alone
+    second.chunk(Delta(output_tokens=6))  # with its first two: 8 tokens over 3 s together and 1 s alone
     second.__exit__(None, None, None)
     clock.pass_(50)
     found = read(metrics)
@@ -67,7 +67,7 @@ def test_requests_that_start_and_end_together_are_all_booked_under_their_number(
     meters = [replica.request("default").__enter__() for _ in range(8)]
     for _ in range(51):
         for meter in meters:
-            meter.chunk(Chunk(b"", 1))
+            meter.chunk(Delta(output_tokens=1))
         clock.pass_(0.1)
     for meter in meters:
         meter.__exit__(None, None, None)
@@ -79,29 +79,30 @@ def test_requests_that_start_and_end_together_are_all_booked_under_their_number(
 def test_an_answer_of_one_token_is_booked_when_it_ends() -> None:
     clock, metrics = Clock(), Metrics()
     with ReplicaRecorder(metrics, "shared", 8, clock).request("default") as request:
-        request.chunk(Chunk(b"", 1))
+        request.chunk(Delta(output_tokens=1))
     assert by(read(metrics), TOKENS, "concurrency") == {"1": 1.0}
 
 
 def test_busy_time_is_current_while_nothing_changes() -> None:
     clock, metrics = Clock(), Metrics()
     with ReplicaRecorder(metrics, "shared", 4, clock).request("default") as request:
-        request.chunk(Chunk(b"", 1))
+        request.chunk(Delta(output_tokens=1))
         for second in (1.0, 2.0, 3.5):
             clock.now = 100 + second
             assert total(read(metrics), BUSY) == second
 
 
-def test_a_whole_answer_is_shared_out_over_the_time_it_took() -> None:
-    """100 tokens in one chunk at the end of 4 s, of which 1 s beside another request."""
+def test_tokens_that_come_late_are_shared_out_over_the_time_they_took() -> None:
+    """100 tokens in one piece after 4 s, of which 1 s beside another request."""
     clock, metrics = Clock(), Metrics()
     replica = ReplicaRecorder(metrics, "shared", 4, clock)
-    with replica.request("default", stream=False) as whole:
+    with replica.request("default") as slow:
+        slow.chunk(Delta(output_tokens=1))
         clock.pass_(3)
-        with replica.request("default") as streamed:
-            streamed.chunk(Chunk(b"", 8))
+        with replica.request("default") as other:
+            other.chunk(Delta(output_tokens=8))
             clock.pass_(1)
-            whole.chunk(Chunk(b"", 100))
+            slow.chunk(Delta(output_tokens=99))
     found = read(metrics)
     assert by(found, BUSY, "concurrency") == {"1": 3.0, "2": 1.0}
     assert by(found, TOKENS, "concurrency") == pytest.approx({"1": 75.0, "2": 33.0})
@@ -109,7 +110,7 @@ def test_a_whole_answer_is_shared_out_over_the_time_it_took() -> None:
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "enter whole", "chunk", "chunk", "exit", "read"]),
+        st.sampled_from(["enter", "chunk", "chunk", "exit", "read"]),
         st.integers(0, 30),
         st.integers(0, 5),
         st.integers(0, 4000),
@@ -120,9 +121,8 @@ events = st.lists(
 
 @dataclass
 class Modelled:
-    """A request of the model below: when it joined or last had tokens, and tokens not yet booked."""
+    """A request of the model below: when it last had tokens, and tokens not yet booked."""
 
-    whole: bool
     since: float | None = None
     pending: int = 0
 
@@ -148,10 +148,8 @@ def test_sums_equal_all_tokens_and_all_busy_time(script: list[tuple[str, int, in
             model.since, model.pending = clock.now, 0
 
     for what, which, amount, wait_ms in script:
-        if what.startswith("enter"):
-            meter = replica.request("flex", stream=what == "enter")
-            meter.__enter__()
-            live.append((meter, Modelled(what != "enter", clock.now if what != "enter" else None)))
+        if what == "enter":
+            live.append((replica.request("flex").__enter__(), Modelled()))
         elif what == "read":
             read(metrics)
         elif live and what == "exit":
@@ -160,7 +158,7 @@ def test_sums_equal_all_tokens_and_all_busy_time(script: list[tuple[str, int, in
             meter.__exit__(None, None, None)
         elif live:
             meter, model = live[which % len(live)]
-            meter.chunk(Chunk(b"", amount))
+            meter.chunk(Delta(output_tokens=amount))
             tokens += amount
             if amount and model.since is None:
                 model.since, model.pending = clock.now, amount
@@ -204,12 +202,12 @@ def test_the_log_of_changes_is_bounded() -> None:
     clock, metrics = Clock(), Metrics()
     replica = ReplicaRecorder(metrics, "shared", 8, clock)
     with replica.request("default") as silent:
-        silent.chunk(Chunk(b"", 1))
+        silent.chunk(Delta(output_tokens=1))
         for _ in range(3 * LOG_ENTRIES):
             with replica.request("default") as other:
-                other.chunk(Chunk(b"", 1))
+                other.chunk(Delta(output_tokens=1))
                 clock.pass_(0.01)
             clock.pass_(0.01)
-        silent.chunk(Chunk(b"", 99))
+        silent.chunk(Delta(output_tokens=99))
     assert len(replica._ledger._log) <= LOG_ENTRIES
     assert by(read(metrics), TOKENS, "concurrency") == pytest.approx({"1": 50, "2": 50 + 3 * LOG_ENTRIES}, rel=0.02)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import IngressRecorder, ReplicaRecorder
-from service.types import Chunk
+from service.types import Delta
 from tests.unit.metrics.read import by, read
 
 LABELS = {"pool", "tier", "concurrency", "phase", "endpoint", "outcome", "reason", "direction", "mode", "done"}
@@ -57,7 +57,7 @@ def cost(run: Callable[[], object], times: int) -> float:
 def test_a_token_costs_a_few_increments() -> None:
     """Seen: 2.7 in a replica (1.4 us), 2.8 in an ingress."""
     metrics = Metrics()
-    chunk = Chunk(b"", 1)
+    chunk = Delta(output_tokens=1)
     with ReplicaRecorder(metrics, "shared", 8).request("default") as request:
         assert cost(lambda: request.chunk(chunk), 2_000) < 6
     with IngressRecorder(metrics).request("chat") as request:

@@ -14,7 +14,7 @@ from service.metrics import labels
 from service.metrics.declared import Metrics
 from service.metrics.exchange import Update, fold, merge, snapshot, updates
 from service.metrics.recorders import IngressRecorder, ReplicaRecorder
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 from tests.unit.metrics.read import Clock, Samples, read, samples, total, value
 
 
@@ -25,8 +25,8 @@ def process(tokens: int, pool: str = "shared", running: int = 1) -> Metrics:
     with ingress.request("chat") as outer, replica.request("default") as inner:
         clock.pass_(0.15)
         for _ in range(tokens):
-            inner.chunk(Chunk(b"", 1))
-            outer.chunk(Chunk(b"", 1))
+            inner.chunk(Delta(output_tokens=1))
+            outer.chunk(Delta(output_tokens=1))
         clock.pass_(1.0)
     replica.engine(EngineStats(8, running=running, kv_used=running / 10))
     return metrics
@@ -119,8 +119,8 @@ def test_updates_replayed_give_the_same_totals() -> None:
         with ingress.request("chat") as outer, replica.request("flex") as inner:
             for _ in range(turn):
                 clock.pass_(0.02)
-                inner.chunk(Chunk(b"", 2, 1))
-                outer.chunk(Chunk(b"", 2))
+                inner.chunk(Delta(output_tokens=2, prompt_tokens=1))
+                outer.chunk(Delta(output_tokens=2))
         replica.engine(EngineStats(8, running=turn))
         now = snapshot(metrics)
         found = updates(last, now)

@@ -22,7 +22,7 @@ from service.metrics.labels import (
     phase_label,
 )
 from service.metrics.recorders import ControlRecorder, IngressRecorder, ReplicaRecorder, outcome_of
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 from tests.unit.metrics.read import Clock, by, read, total, value
 
 CLASS = {"pool": "latency", "tier": "priority"}
@@ -37,11 +37,11 @@ def test_a_streamed_request_from_arrival_to_end() -> None:
         request.served(Served("default", "shared", 0.1))
         request.served(Served("priority", "latency", 0.25))  # a retry moved it: the last one counts
         clock.pass_(0.2)
-        request.chunk(Chunk(b"{}", 0, 12))  # a chunk without tokens is not the first token
+        request.chunk(Delta(prompt_tokens=12))  # a chunk without tokens is not the first token
         clock.pass_(0.1)
-        request.chunk(Chunk(b"{}", 2))
+        request.chunk(Delta(output_tokens=2))
         clock.pass_(0.6)
-        request.chunk(Chunk(b"{}", 3))  # three tokens, 0.2 s each
+        request.chunk(Delta(output_tokens=3))  # three tokens, 0.2 s each
         clock.pass_(0.3)
     found = read(metrics)
     assert value(found, "glm_ttft_seconds_sum", **CLASS) == pytest.approx(0.6)
@@ -60,7 +60,7 @@ def test_a_whole_answer_has_no_first_token_and_no_gaps() -> None:
     metrics = Metrics()
     with IngressRecorder(metrics).request("completions", stream=False) as request:
         request.served(Served("default", "shared", 0.0))
-        request.chunk(Chunk(b"{}", 40, 12))
+        request.chunk(Delta(output_tokens=40, prompt_tokens=12))
     found = read(metrics)
     assert total(found, "glm_ttft_seconds_count") == total(found, "glm_itl_seconds_count") == 0
     assert total(found, "glm_e2el_seconds_count") == 1
@@ -188,19 +188,19 @@ def test_step_time_of_an_engine_that_counts_no_steps() -> None:
     clock, metrics = Clock(), Metrics()
     replica = ReplicaRecorder(metrics, "shared", 8, clock)
     with replica.request("default") as a, replica.request("default") as b:
-        a.chunk(Chunk(b"", 1))
-        b.chunk(Chunk(b"", 1))
+        a.chunk(Delta(output_tokens=1))
+        b.chunk(Delta(output_tokens=1))
         replica.engine(EngineStats(8, running=2))
         for _ in range(100):
             clock.pass_(0.02)
-            a.chunk(Chunk(b"", 1))
-            b.chunk(Chunk(b"", 1))
+            a.chunk(Delta(output_tokens=1))
+            b.chunk(Delta(output_tokens=1))
         replica.engine(EngineStats(8, running=2))
         found = read(metrics)
         assert value(found, "glm_decode_step_seconds_count", pool="shared") == 100
         assert value(found, "glm_decode_step_seconds_sum", pool="shared") == pytest.approx(2.0)
         clock.pass_(1)
-        a.chunk(Chunk(b"", 10))
+        a.chunk(Delta(output_tokens=10))
         replica.engine(EngineStats(8, running=2, drafted=10))  # with drafts a token is no step: say nothing
         assert value(read(metrics), "glm_decode_step_seconds_count", pool="shared") == 100
 
@@ -209,7 +209,7 @@ def test_prompt_tokens_and_load_phases() -> None:
     metrics = Metrics()
     replica = ReplicaRecorder(metrics, "latency", 2)
     with replica.request("priority") as request:
-        request.chunk(Chunk(b"", 1, 30, 10))
+        request.chunk(Delta(output_tokens=1, prompt_tokens=30, cached_tokens=10))
     replica.load_phase("reading weights", 12.5)
     replica.load_phase("something new", 1.0)
     replica.predicted_step(0.023)

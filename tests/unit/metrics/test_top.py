@@ -20,7 +20,7 @@ from service.metrics.declared import Metrics
 from service.metrics.exchange import merge, snapshot
 from service.metrics.recorders import IngressRecorder, ReplicaRecorder
 from service.metrics.top import Scrape, figures, quantile
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 from tests.unit.metrics.read import Clock
 
 
@@ -40,8 +40,8 @@ class Busy:
         for token in range(tokens):
             for ingress, replica in zip(outer, inner, strict=True):
                 ingress.served(Served("default", "shared", 0.02))
-                replica.chunk(Chunk(b"", 1))
-                ingress.chunk(Chunk(b"", 1))
+                replica.chunk(Delta(output_tokens=1))
+                ingress.chunk(Delta(output_tokens=1))
             if token < tokens - 1:
                 self.clock.pass_(gap_s)
         for meter in (*outer, *inner):

@@ -9,7 +9,7 @@ from service.metrics.declared import Metrics
 from service.metrics.exchange import merge, snapshot
 from service.metrics.recorders import ReplicaRecorder
 from service.metrics.totals import Totals
-from service.types import Chunk, EngineStats
+from service.types import Delta, EngineStats
 from tests.unit.metrics.read import samples, total
 
 
@@ -20,7 +20,7 @@ class Process:
 
     def work(self, tokens: int) -> bytes:
         with self.replica.request("default") as request:
-            request.chunk(Chunk(b"", tokens))
+            request.chunk(Delta(output_tokens=tokens))
         self.replica.engine(EngineStats(8))
         return snapshot(self.metrics)
 

@@ -29,7 +29,7 @@ async def tok_s(clock: StepClock, users: int, tokens: int, prompt_characters: in
 
     async def one(i: int) -> None:
         nonlocal prompt
-        async with aclosing(engine.generate(EngineRequest(str(i), "completions", body, stream=True))) as chunks:
+        async with aclosing(engine.generate(EngineRequest(str(i), "completions", body))) as chunks:
             async for chunk in chunks:
                 prompt = max(prompt, chunk.prompt_tokens)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.engines.text import Joiner, parse_chunk
 from service.errors import EngineFailed
-from service.http.text import Joiner, parse_chunk
 
 
 def join(pieces: list[str]) -> str:
