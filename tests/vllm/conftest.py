@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from service.types import Chunk, EngineRequest
+from service.types import Delta, Endpoint, EngineRequest
+from tests.deltas import joined
 from tests.tiny_glm import Tiny, make, make_split
 from tests.vllm.faults import VARIABLE, plugin_path
 
@@ -108,12 +109,14 @@ class Engines:
         self._open.remove(engine)
         self.run(engine.close(), 60)
 
-    def answer(self, engine: Any, endpoint: str, body: dict[str, Any], *, stream: bool = True) -> list[Chunk]:
-        async def collect() -> list[Chunk]:
-            request = EngineRequest(os.urandom(4).hex(), endpoint, orjson.dumps(body), stream)  # type: ignore[arg-type]
-            return [chunk async for chunk in engine.generate(request)]
+    def answer(self, engine: Any, endpoint: Endpoint, body: dict[str, Any]) -> Delta:
+        """The whole of it in one piece."""
 
-        return self.run(collect())
+        async def collect() -> list[Delta]:
+            request = EngineRequest(os.urandom(4).hex(), endpoint, orjson.dumps(body))
+            return [delta async for delta in engine.generate(request)]
+
+        return joined(self.run(collect()))
 
     def close(self) -> None:
         for engine in list(self._open):

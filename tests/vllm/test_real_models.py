@@ -15,7 +15,8 @@ import pytest
 
 from service.engines.vllm import warmup
 from service.errors import BadRequest, ContextOverflow
-from service.types import EngineRequest
+from service.http.shaping import text_logprobs
+from service.types import Endpoint, EngineRequest
 from tests.models import demo
 from tests.vllm.conftest import Engines
 
@@ -100,40 +101,33 @@ def _process(pid: int) -> psutil.Process | None:
 
 def test_llama_gives_llamacpps_text(engines: Engines, engine: Any) -> None:
     body = {"prompt": PROMPT, "max_tokens": STEPS, "temperature": 0, "logprobs": 2}
-    (whole,) = engines.answer(engine, "completions", body, stream=False)
-    same_up_to_ties(json.loads(whole.data)["choices"][0], llamacpp(demo(), PROMPT))
+    answer = engines.answer(engine, "completions", body)
+    choice = {"text": answer.text, "logprobs": text_logprobs(answer.logprobs, 0)}
+    same_up_to_ties(choice, llamacpp(demo(), PROMPT))
 
 
-def test_stream_counts_every_token_and_ends_with_usage(engines: Engines, engine: Any) -> None:
+def test_every_token_is_counted(engines: Engines, engine: Any) -> None:
     body = {"messages": [{"role": "user", "content": "Count 🙂 to ten."}], "max_tokens": 20, "temperature": 0}
-    chunks = engines.answer(engine, "chat", body)
-    usage = orjson.loads(chunks[-1].data)["usage"]
-    assert sum(c.output_tokens for c in chunks) == usage["completion_tokens"] == 20
-    assert sum(c.prompt_tokens for c in chunks) == usage["prompt_tokens"] > 10
-    assert all(b'"usage"' not in c.data for c in chunks[:-1])
-    text = "".join(orjson.loads(c.data)["choices"][0]["delta"].get("content") or "" for c in chunks[:-1])
-    (whole,) = engines.answer(engine, "chat", body, stream=False)
-    assert orjson.loads(whole.data)["choices"][0]["message"]["content"] == text
-    assert whole.output_tokens == 20
-
-
-def test_several_choices(engines: Engines, engine: Any) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 5, "n": 3, "seed": 1, "ignore_eos": True}
-    chunks = engines.answer(engine, "completions", body)
-    assert sum(c.output_tokens for c in chunks) == 15
-    assert {ch["index"] for c in chunks for ch in orjson.loads(c.data)["choices"]} == {0, 1, 2}
+    answer = engines.answer(engine, "chat", body)
+    assert (answer.output_tokens, answer.finish) == (20, "length")
+    ask = orjson.dumps({"messages": body["messages"]})
+    assert answer.prompt_tokens == orjson.loads(engines.run(engine.tokenize(ask)))["count"] > 10
+    again = engines.answer(engine, "chat", body)
+    assert again.text == answer.text
+    assert 0 < again.cached_tokens < again.prompt_tokens == answer.prompt_tokens
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-def test_token_ids_end_an_answer_but_not_before_the_fewest_tokens(engines: Engines, engine: Any, endpoint: str) -> None:
+def test_token_ids_end_an_answer_but_not_before_the_fewest_tokens(
+    engines: Engines, engine: Any, endpoint: Endpoint
+) -> None:
     asked = {"messages": [{"role": "user", "content": PROMPT}]} if endpoint == "chat" else {"prompt": PROMPT}
     body = {**asked, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
     def answer(**more: Any) -> tuple[str, str, int]:
-        (whole,) = engines.answer(engine, endpoint, {**body, **more}, stream=False)
-        choice = orjson.loads(whole.data)["choices"][0]
-        text = choice["message"]["content"] if endpoint == "chat" else choice["text"]
-        return text, choice["finish_reason"], whole.output_tokens
+        got = engines.answer(engine, endpoint, {**body, **more})
+        assert got.finish is not None
+        return got.text, got.finish, got.output_tokens
 
     free, reason, count = answer()
     assert (reason, count) == ("length", 12)
@@ -152,9 +146,8 @@ def test_faults_of_requests_are_named(engines: Engines, engine: Any) -> None:
         ({"prompt": "a", "max_tokens": -3}, BadRequest, "max_tokens"),
         ({"prompt": "a", "temperature": "x"}, BadRequest, "temperature"),
     ]:
-        for stream in (True, False):
-            with pytest.raises(kind, match=words):
-                engines.answer(engine, "completions", body, stream=stream)
+        with pytest.raises(kind, match=words):
+            engines.answer(engine, "completions", body)
 
 
 def test_tokenize_and_back(engines: Engines, engine: Any) -> None:
@@ -167,13 +160,12 @@ def test_tokenize_and_back(engines: Engines, engine: Any) -> None:
     assert orjson.loads(engines.run(engine.tokenize(chat)))["count"] > 5
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_cancel_frees_the_slot_in_a_second(engines: Engines, engine: Any, stream: bool) -> None:
+def test_cancel_frees_the_slot_in_a_second(engines: Engines, engine: Any) -> None:
     body = orjson.dumps({"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True})
 
     async def work() -> float:
         async def drain() -> None:
-            async for _ in engine.generate(EngineRequest(f"cancel-{stream}", "completions", body, stream)):
+            async for _ in engine.generate(EngineRequest("cancel", "completions", body)):
                 pass
 
         task = asyncio.create_task(drain())
@@ -201,7 +193,7 @@ def test_a_profile_of_its_steps(engines: Engines, engine: Any) -> None:
         body = orjson.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True})
 
         async def drain() -> None:
-            async for _ in engine.generate(EngineRequest("profiled", "completions", body, True)):
+            async for _ in engine.generate(EngineRequest("profiled", "completions", body)):
                 pass
 
         task = asyncio.create_task(drain())

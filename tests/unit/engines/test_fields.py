@@ -80,7 +80,7 @@ PLAN: Final[dict[str, Callable[[Plan], Any]]] = {
     "model": lambda plan: plan.model,
     "messages": lambda plan: orjson.loads(plan.parts[0].request.body)["messages"],
     "prompt": lambda plan: orjson.loads(plan.parts[0].request.body)["prompt"],
-    "stream": lambda plan: plan.stream and plan.parts[0].request.stream,
+    "stream": lambda plan: plan.stream and plan.context.stream,
     "stream_options": lambda plan: {"include_usage": plan.include_usage},
     "n": lambda plan: len(plan.parts),
     "service_tier": lambda plan: plan.parts[0].request.tier,
@@ -181,5 +181,5 @@ async def simulated() -> Any:
 async def test_the_simulated_engine_obeys_lengths(endpoint: Endpoint, name: str) -> None:
     body = orjson.dumps(engine_body(asking(endpoint, name), HONOURED["simulated"]))
     async with simulated() as engine:
-        chunks = [chunk async for chunk in engine.generate(EngineRequest("r", endpoint, body, stream=False))]
+        chunks = [chunk async for chunk in engine.generate(EngineRequest("r", endpoint, body))]
     assert sum(chunk.output_tokens for chunk in chunks) == CASES[endpoint][name].value

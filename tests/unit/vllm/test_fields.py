@@ -14,21 +14,20 @@ from service.engines.vllm import canary
 from service.engines.vllm.engine import VllmEngine
 from service.engines.vllm.options import VllmOptions
 from service.http.honour import OURS
-from service.types import Endpoint, EngineRequest
+from service.types import Delta, Endpoint, EngineRequest
 from tests.unit.engines.field_cases import CASES, ENGINES_FIELDS, asking, engine_body, without
 
 pytest.importorskip("vllm")
 
 
 class Listener:
-    """Stands where vLLM's layer stands: keeps the body that it is handed, and answers nothing."""
+    """Stands where vLLM's layer stands: keeps the body that it is handed, and answers no text."""
 
     body: dict[str, Any]
 
     async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
         self.body = body
-        for none in ():
-            yield none
+        yield b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ async def arrived(endpoint: Endpoint, raw: dict[str, Any]) -> Arrived:
     body = orjson.dumps(engine_body(raw, HONOURED["vllm"]))
     engine = VllmEngine(model="/m", served_name="m", slots=1, context_tokens=64, options=VllmOptions())
     layer = engine._layer = Listener()  # type: ignore[assignment]
-    assert [chunk async for chunk in engine.generate(EngineRequest("r", endpoint, body, stream=True))] == []
+    assert [delta async for delta in engine.generate(EngineRequest("r", endpoint, body))] == [Delta(finish="stop")]
     request: Any = (ChatCompletionRequest if endpoint == "chat" else CompletionRequest)(**layer.body)
     template = request.build_chat_params(None, "auto").chat_template_kwargs if endpoint == "chat" else {}
     return Arrived(request, request.to_sampling_params(request.model_dump()["max_tokens"] or 50, {}), template)

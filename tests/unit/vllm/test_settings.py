@@ -20,6 +20,7 @@ from service.engines.vllm.versions import check_versions
 from service.errors import UserError
 from service.gguf.header import GgufHeader, read_header
 from service.gguf.materialise import materialise
+from service.types import Delta
 from tests.models import demo
 
 pytest.importorskip("xllamacpp")
@@ -72,27 +73,28 @@ def test_attention(mixed: GgufHeader) -> None:
     assert "exact up to 2048 tokens" in (exactness(mixed, "dense", 4096) or "")
 
 
-def chunk(tokens: int, index: int = 0, prompt: int = 4) -> bytes:
-    usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
-    return orjson.dumps({"choices": [{"index": index, "delta": {"content": "x"}}], "usage": usage})
+def chunk(tokens: int, prompt: int = 4, finish: str | None = None, **details: dict[str, int]) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens, **details}
+    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": finish}
+    return orjson.dumps({"choices": [choice], "usage": usage})
 
 
-def test_counts_are_differences_and_usage_stays_on_the_last_chunk() -> None:
+def test_counts_are_differences() -> None:
     meter = Meter()
-    chunks = [meter.read(chunk(0)), meter.read(chunk(3)), meter.read(chunk(3)), meter.read(chunk(4))]
-    details = {"prompt_tokens_details": {"cached_tokens": 2}}
-    last = meter.read(orjson.dumps({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5, **details}}))
-    assert [c.output_tokens for c in [*chunks, last]] == [0, 3, 0, 1, 1]
-    assert [c.prompt_tokens for c in [*chunks, last]] == [4, 0, 0, 0, 0]
-    assert last.cached_tokens == 2
-    assert all(b"usage" not in c.data for c in chunks)
-    assert b"usage" in last.data
-
-
-def test_counts_of_several_choices() -> None:
-    meter = Meter()
-    counts = [meter.read(chunk(t, i)).output_tokens for i, t in [(0, 1), (1, 1), (0, 3), (1, 2)]]
-    assert counts == [1, 1, 2, 1]
+    deltas = [meter.read(chunk(tokens)) for tokens in (0, 3, 3)]
+    assert not meter.finished
+    deltas.append(meter.read(chunk(4, finish="stop", completion_tokens_details={"reasoning_tokens": 2})))
+    details = {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 3}}
+    usage = {"prompt_tokens": 4, "completion_tokens": 5, **details}
+    deltas.append(meter.read(orjson.dumps({"choices": [], "usage": usage})))
+    assert deltas == [
+        Delta("x", prompt_tokens=4),
+        Delta("x", output_tokens=3),
+        Delta("x"),
+        Delta("x", finish="stop", output_tokens=1, reasoning_tokens=2),
+        Delta(output_tokens=1, cached_tokens=2, reasoning_tokens=1),
+    ]
+    assert meter.finished
 
 
 def test_arguments() -> None:
