@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -15,6 +15,9 @@ from service.types import FINISHES, CallPart, Delta, Finish, TokenLogprob
 
 UNLIKELY = -9999.0
 """vLLM's word for a token that has no log-probability: it leaves the default out of its chunks."""
+
+
+NOTHING = Delta()
 
 
 @dataclass(slots=True)
@@ -40,8 +43,8 @@ class Choice:
         self._calls: dict[int, _Call] = {}
         self.finished = False
 
-    def read(self, choice: dict[str, Any], **counts: int) -> Delta:
-        """What the entry says, with the `counts` of its chunk. Of a chat (`delta`) or a completion (`text`)."""
+    def read(self, choice: dict[str, Any], counts: Delta = NOTHING) -> Delta:
+        """What the entry, of a chat (`delta`) or a completion (`text`), says; with the `counts` of its chunk."""
         said = choice.get("delta") or choice
         finish = choice.get("finish_reason")
         text = said.get("content") or said.get("text") or ""
@@ -50,7 +53,7 @@ class Choice:
         if self.finished:
             if text or reasoning or pieces:
                 raise EngineFailed("the engine went on after its finish_reason")
-            return Delta(**counts)
+            return counts
         text = self._content.push(text) if text else ""
         reasoning = self._reasoning.push(reasoning) if reasoning else ""
         calls = [part for piece in pieces for part in self._call(piece)] if pieces else []
@@ -62,7 +65,14 @@ class Choice:
             calls += [CallPart(index, arguments=rest) for index, rest in rests if rest]
             finish = finish_of(finish)
         logprobs = choice.get("logprobs")
-        return Delta(text, reasoning, tuple(calls), logprobs_of(logprobs) if logprobs else (), finish, **counts)
+        return replace(
+            counts,
+            text=text,
+            reasoning=reasoning,
+            calls=tuple(calls),
+            logprobs=logprobs_of(logprobs) if logprobs else (),
+            finish=finish,
+        )
 
     def _call(self, raw: dict[str, Any]) -> list[CallPart]:
         function = raw.get("function") or {}

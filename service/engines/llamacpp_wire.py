@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from service.engines.choice import Choice
+from service.engines.choice import NOTHING, Choice
 from service.errors import BadRequest, ContextOverflow, EngineFailed, ServiceError
 from service.types import Delta
 
@@ -73,21 +73,18 @@ class Meter:
         output = int(usage.get("completion_tokens", timings.get("predicted_n", self._output)))
         drafted = max(self._drafted, int(timings.get("draft_n", 0)))
         accepted = max(self._accepted, int(timings.get("draft_n_accepted", 0)))
-        counts = {
-            "output_tokens": output - self._output,
-            "prompt_tokens": prompt,
-            "cached_tokens": cached if prompt else 0,
-            "drafted": drafted - self._drafted,
-            "accepted": accepted - self._accepted,
-        }
+        counts = Delta(
+            output_tokens=output - self._output,
+            prompt_tokens=prompt,
+            cached_tokens=cached if prompt else 0,
+            drafted=drafted - self._drafted,
+            accepted=accepted - self._accepted,
+        )
         self._output, self._drafted, self._accepted = output, drafted, accepted
         self._prompt = self._prompt or prompt
         choices = message.get("choices")
-        delta = self._choice.read(choices[0], **counts) if choices else Delta(**counts)
+        delta = self._choice.read(choices[0], counts) if choices else counts
         return None if delta == NOTHING else delta
-
-
-NOTHING = Delta()
 
 
 def counter(text: str, name: str) -> int:

@@ -28,12 +28,12 @@ class Meter:
         prompt = int(usage.get("prompt_tokens", self._prompt))
         cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self._cached)
         reasoning = int((usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or self._reasoning)
-        counts = {
-            "output_tokens": output - self._output,
-            "prompt_tokens": prompt - self._prompt,
-            "cached_tokens": cached - self._cached,
-            "reasoning_tokens": reasoning - self._reasoning,
-        }
+        counts = Delta(
+            output_tokens=output - self._output,
+            prompt_tokens=prompt - self._prompt,
+            cached_tokens=cached - self._cached,
+            reasoning_tokens=reasoning - self._reasoning,
+        )
         self._output, self._prompt, self._cached, self._reasoning = output, prompt, cached, reasoning
         choices = message.get("choices")
-        return self._choice.read(choices[0], **counts) if choices else Delta(**counts)
+        return self._choice.read(choices[0], counts) if choices else counts
