@@ -6,13 +6,14 @@ import typer
 
 from loadtest.cli import app
 from service.errors import UserError
+from service.terminal import lines
 
 
 def main() -> None:
     try:
         app(prog_name="glm5 load")
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {lines(str(error))}", err=True)
         sys.exit(2)
 
 

@@ -11,19 +11,21 @@ import httpx
 import orjson
 
 from service.errors import UserError
+from service.terminal import lines, one_line
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def run(url: str, model: str | None, key: Path | None, system: str | None, max_tokens: int, temperature: float) -> None:
-    """Read lines, stream answers. Raises UserError where the service cannot be reached or refuses."""
+    """Read lines, stream answers (control characters as escapes). Raises UserError where the service cannot be reached
+    or refuses."""
     headers = {"authorization": f"Bearer {_secret(key)}"} if key else {}
     interactive = sys.stdin.isatty()
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
         model = model or _served(client)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         if interactive:
-            print(f"{model} at {url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)  # noqa: T201
+            print(f"{one_line(model)} at {url}. Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)  # noqa: T201
         while True:
             try:
                 line = input("\n> " if interactive else "")
@@ -45,7 +47,7 @@ def run(url: str, model: str | None, key: Path | None, system: str | None, max_t
             try:
                 for piece in stream(client, body):
                     answer += piece
-                    sys.stdout.write(piece)
+                    sys.stdout.write(lines(piece))
                     sys.stdout.flush()
             except KeyboardInterrupt:
                 if not interactive:

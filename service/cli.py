@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.errors import UserError
+from service.terminal import lines
 
 if TYPE_CHECKING:
     from service.config import Config
@@ -161,7 +162,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UserError as fault:
-        typer.secho(f"error: {fault}", fg="red", err=True)
+        typer.secho(f"error: {lines(str(fault))}", fg="red", err=True)
         code = 2
     except KeyboardInterrupt:
         code = 130

@@ -6,14 +6,17 @@ import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
+
+from service.terminal import one_line
 
 
 class StartProgress:
     """A live line on a terminal; one line a phase elsewhere."""
 
     def __init__(self, model: str) -> None:
-        self._model, self._console = model, Console(stderr=True, highlight=False)
+        self._model, self._console = escape(one_line(model)), Console(stderr=True, highlight=False)
         self._status: Status | None = None
         self._phase, self._began, self._phase_began = "", time.monotonic(), time.monotonic()
 
@@ -31,6 +34,7 @@ class StartProgress:
 
     def say(self, phase: str, detail: str) -> None:
         now = time.monotonic()
+        phase, detail = escape(one_line(phase)), escape(one_line(detail))
         if phase != self._phase:
             if self._phase and self._status is not None:
                 self._console.print(f"[green]✓[/] {self._phase} [dim]{now - self._phase_began:.1f} s[/]")

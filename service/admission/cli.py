@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 
-from service.admission.keys import KeyEntry, digest, read_entries
+from service.admission.keys import MAX_CONCURRENCY, MAX_TOKENS_PER_MINUTE, KeyEntry, digest, read_entries
 from service.errors import UserError
+from service.terminal import one_line
 
 PREFIX = "glm-"
 RANDOM_BYTES = 32
+MAX_DAYS = 36_500
 
 app = typer.Typer(
     help="Make, list and check API keys.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -31,11 +33,16 @@ def add(
     tier: Annotated[str, typer.Option(help="Best service_tier that it may ask for: priority, default or flex.")] = (
         "priority"
     ),
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once. Default: no limit.")] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of prompts and answers a minute. Default: no limit.")
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=MAX_CONCURRENCY, help="Requests at once. Default: no limit.")
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_TOKENS_PER_MINUTE, help="Tokens of prompts and answers a minute. Default: no limit."
+        ),
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Days until it expires, 36500 at most. Default: never.")] = None,
 ) -> None:
     """Make a key, print it once, and write its hash to the file (made if missing).
 
@@ -43,7 +50,15 @@ def add(
     """
     import secrets
 
-    entries = read_entries(file) if file.exists() else []
+    # Not the option's own bounds: they let NaN pass.
+    if days is not None and not 0 <= days <= MAX_DAYS:
+        raise UserError(f"--days {days:g}: it is 0 to {MAX_DAYS}; leave it out for a key that never expires")
+    if one_line(name) != name:
+        raise UserError("NAME must not hold control characters")
+    try:
+        entries = read_entries(file) if file.exists() else []
+    except OSError as fault:
+        raise UserError(f"keys file {file}: {fault.strerror}") from None
     if any(entry.name == name for entry in entries):
         raise UserError(f"{file} already has a key named {name!r}; choose another name, or delete that entry")
     if tier not in ("priority", "default", "flex"):
@@ -74,13 +89,14 @@ def list_(file: FileOption, json_: Annotated[bool, typer.Option("--json", help="
         )
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("name", "best tier", "at once", "tokens a minute", "expires", box=None)
     for entry in entries:
         until = "never" if entry.expires is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.expires))
         table.add_row(
-            entry.name,
+            escape(one_line(entry.name)),
             entry.tier,
             str(entry.concurrency or "any"),
             str(entry.tokens_per_minute or "any"),
@@ -106,9 +122,9 @@ def check(file: FileOption) -> None:
         typer.echo("unknown key")
         raise typer.Exit(1)
     if _expired(found):
-        typer.echo(f"{found.name}: expired")
+        typer.echo(f"{one_line(found.name)}: expired")
         raise typer.Exit(1)
-    typer.echo(f"{found.name}: good, tier {found.tier} at most")
+    typer.echo(f"{one_line(found.name)}: good, tier {found.tier} at most")
 
 
 def _expired(entry: KeyEntry) -> bool:

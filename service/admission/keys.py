@@ -25,6 +25,9 @@ from service.types import Delta, Tier
 
 WINDOW_S = 60.0
 MAX_KEY_CHARACTERS = 512
+MAX_CONCURRENCY = 1_000_000
+MAX_TOKENS_PER_MINUTE = 10**12
+MAX_EXPIRES = 253_402_300_799  # the last second of the year 9999, the last that a calendar here can show
 # Some 40,000 keys. Errors show no text of the file, which may hold a key that somebody wrote there by mistake.
 FILE_BOUNDS = Bounds(bytes=8 << 20, nodes=400_000, quotes=False)
 
@@ -37,9 +40,9 @@ class KeyEntry(BaseModel):
     name: str = Field(min_length=1, max_length=64)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     tier: Literal["priority", "default", "flex"] = "priority"
-    concurrency: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-    expires: float | None = Field(None, description="Unix time")
+    concurrency: int | None = Field(None, ge=1, le=MAX_CONCURRENCY)
+    tokens_per_minute: int | None = Field(None, ge=1, le=MAX_TOKENS_PER_MINUTE)
+    expires: float | None = Field(None, ge=0, le=MAX_EXPIRES, allow_inf_nan=False, description="Unix time")
 
 
 class Limits(Protocol):

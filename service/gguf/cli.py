@@ -11,8 +11,10 @@ import typer
 from service.errors import UserError
 from service.gguf.header import GgufHeader, read_header
 from service.gguf.rules import Setup, Verdict, verdicts
+from service.terminal import one_line
 
 _COLOURS = {"ok": "green", "note": "yellow", "refuse": "red"}
+MAX_NAME = 200
 
 
 def check(
@@ -103,8 +105,9 @@ def _print(header: GgufHeader, setup: Setup, found: list[Verdict]) -> None:
 
     console = Console(highlight=False)
     parts = f", {len(header.files)} files" if len(header.files) > 1 else ""
+    name = escape(one_line(header.name[:MAX_NAME]))
     console.print(
-        f"[bold]{escape(header.name)}[/]: {header.architecture}, {header.parameters / 1e9:.2f} B parameters, "
+        f"[bold]{name}[/]: {header.architecture}, {header.parameters / 1e9:.2f} B parameters, "
         f"{header.bytes / 1e9:.2f} GB{parts}; attention {setup.attention}, tensor parallel {setup.tensor_parallel}"
     )
     table = Table(box=None, pad_edge=False)
@@ -112,7 +115,7 @@ def _print(header: GgufHeader, setup: Setup, found: list[Verdict]) -> None:
         table.add_column(column, overflow="fold")
     for verdict in found:
         colour = _COLOURS[verdict.level]
-        table.add_row(verdict.rule, f"[{colour}]{verdict.level}[/]", escape(verdict.text))
+        table.add_row(verdict.rule, f"[{colour}]{verdict.level}[/]", escape(one_line(verdict.text)))
     console.print(table)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from service.metrics.labels import CONCURRENCY
+from service.terminal import one_line
 
 Labels = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """One reading of /metrics at `at` seconds (any monotonic clock)."""
+    """One reading of /metrics at `at` seconds (any monotonic clock). Values of labels hold no control characters."""
 
     at: float
     samples: Mapping[str, Mapping[Labels, float]]
@@ -26,7 +27,9 @@ class Scrape:
         found: dict[str, dict[Labels, float]] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+                found.setdefault(sample.name, {})[
+                    frozenset((name, one_line(value)) for name, value in sample.labels.items())
+                ] = sample.value
         return Scrape(at, found)
 
     def sum(self, name: str, **labels: str) -> float:

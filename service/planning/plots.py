@@ -32,7 +32,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
     speed.fill_between(users, [r.low for r in plan.rates], [r.high for r in plan.rates], alpha=0.2)
     speed.plot(users, [r.tok_s for r in plan.rates], marker="o")
     speed.set(xscale="log", yscale="log", xlabel="users", ylabel="output tok/s, all users")
-    speed.set_title(f"{plan.model.shape.name} on {plan.model.box.name} ({plan.basis})")
+    speed.set_title(f"{plan.model.shape.name} on {plan.model.box.name} ({plan.basis})", parse_math=False)
     speed.grid(alpha=0.3)
     bottom = [0.0] * len(users)
     labels = [str(u) for u in users]

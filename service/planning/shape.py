@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from service.errors import UserError
 from service.planning.tensors import FLOAT_TYPES, Kind, Role, Tensor, role_of, type_bytes
+from service.terminal import one_line
 
 Attention = Literal["dense", "sparse"]
 Runtime = Literal["vllm", "sglang", "llamacpp"]
+MAX_NAME = 200
 
 
 def experts_touched(tokens: float, top_k: int, experts: int) -> float:
@@ -46,6 +48,7 @@ class RoleBytes:
 @dataclass(frozen=True)
 class ModelShape:
     """A model as the planner needs it. Counts are whole-model; `tensors` includes MTP blocks (index >= layers).
+    `name` is one line without control characters.
 
     `kv_elements`: values a token adds to the KV cache in one layer, on one rank before any split (MLA: 576, shared by
     all heads and so held whole by every rank; else 2 * kv_heads * head_dim, split over at most kv_heads ranks).
@@ -218,7 +221,7 @@ def from_tensors(metadata: Mapping[str, Any], tensors: Iterable[Tensor], name: s
         vocab = embedding.shape[-1] if embedding else 0  # GGUF's order: innermost first
     experts = number("expert_count", 0)
     return ModelShape(
-        name=name or str(metadata.get("general.name", arch)),
+        name=one_line((name or str(metadata.get("general.name", arch)))[:MAX_NAME]),
         architecture=arch,
         layers=number("block_count") - mtp,
         hidden=number("embedding_length"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -75,14 +76,14 @@ def show_plan(plan: Plan, console: Console) -> None:
     model = plan.model
     gib = model.shape.file_bytes / 2**30
     console.print(
-        f"[bold]{model.shape.name}[/]  {gib:.1f} GiB, {model.shape.parameters / 1e9:.3g} B weights, "
+        f"[bold]{escape(model.shape.name)}[/]  {gib:.1f} GiB, {model.shape.parameters / 1e9:.3g} B weights, "
         f"{model.shape.active_parameters / 1e9:.3g} B active; one GPU reads {model.read_bytes(1) / 1e9:.2f} GB a token"
     )
     link = f", {model.box.link.title}" if model.box.gpus > 1 else ""
     console.print(f"[bold]{model.box.name}[/]  {model.box.gpus} x {model.box.gpu.title}{link}\n")
     console.print(memory_table(plan.memory))
     if plan.fault:
-        console.print(f"[bold red]cannot run[/]: {plan.fault}\n")
+        console.print(f"[bold red]cannot run[/]: {escape(plan.fault)}\n")
     elif plan.memory.fits:
         console.print(
             f"[bold green]fits[/], with {plan.memory.free / 1e9:.1f} GB a GPU to spare; room for "

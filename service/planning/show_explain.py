@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from service.planning.explain import Explanation
@@ -33,7 +34,7 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
 
 def show_explanation(found: Explanation, model: StepModel, console: Console) -> None:
     console.print(
-        f"[bold]{model.shape.name}[/] on {model.box.gpus} x {model.box.gpu.title}, pool {found.pool}: "
+        f"[bold]{escape(model.shape.name)}[/] on {model.box.gpus} x {model.box.gpu.title}, pool {escape(found.pool)}: "
         f"{found.running} decoding on average, {found.context_tokens} tokens of context"
     )
     table = Table(title="one decode step", title_justify="left")
@@ -64,4 +65,4 @@ def show_explanation(found: Explanation, model: StepModel, console: Console) -> 
                 b.label, f"{b.share:.0%}", f"{b.measured_tok_s:.1f}", f"{b.predicted_low:.1f} - {b.predicted_high:.1f}"
             )
         console.print(rates)
-    console.print(f"[bold]{found.sentence}[/]")
+    console.print(f"[bold]{escape(found.sentence)}[/]")

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from service.admission.cli import app
 from service.admission.keys import WINDOW_S, Caller, KeyEntry, KeyRing, digest, read_entries
 from service.admission.share import Part
 from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
@@ -193,6 +195,11 @@ def test_books_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("- name: x", "entry 1: sha256: Field required"),
         ("- {name: x, sha256: SECRET}", "entry 1: sha256"),
         (f"- {{name: x, sha256: {'0a' * 32}, limit: 3}}", "entry 1: limit"),
+        (f"- {{name: x, sha256: {'0a' * 32}, expires: 1.0e+305}}", "entry 1: expires: Input should be less than"),
+        (f"- {{name: x, sha256: {'0a' * 32}, expires: .nan}}", "entry 1: expires"),
+        (f"- {{name: x, sha256: {'0a' * 32}, expires: -1}}", "entry 1: expires"),
+        (f"- {{name: x, sha256: {'0a' * 32}, SECRET: 1, SECRET: 2}}", "see line 1"),
+        (f'- {{name: "\\ud800", sha256: {"0a" * 32}}}', "entry 1: name"),
         (f"- {{name: x, sha256: {'0a' * 32}}}\n- {{name: x, sha256: {'1a' * 32}}}", "the same name"),
         (f"- {{name: x, sha256: {'0a' * 32}}}\n- {{name: y, sha256: {'0a' * 32}}}", "the same sha256"),
     ],
@@ -227,3 +234,56 @@ def test_the_command_shows_a_key_once_and_keeps_its_hash(tmp_path: Path) -> None
     assert again.returncode == 2 and "already" in again.stderr and "Traceback" not in again.stderr
     listing = glm5("list", "--json").stdout
     assert '"alice"' in listing and digest(key).hex() not in listing
+
+
+def keys(file: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and both outputs of `glm5 keys`, in this process. A traceback fails the test."""
+    result = CliRunner().invoke(app, [*arguments, "--file", str(file)], env={"COLUMNS": "200"})
+    if isinstance(result.exception, UserError):
+        return 2, str(result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("days", ["1e300", "36501", "nan", "inf", "-inf", "-1"])
+def test_days_that_no_calendar_has_are_refused(tmp_path: Path, days: str) -> None:
+    path = tmp_path / "keys.yaml"
+    code, told = keys(path, "add", "alice", "--days", days)
+    assert code == 2 and "it is 0 to 36500" in told
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("limit", ["--concurrency", "--tokens-per-minute"])
+def test_limits_that_could_not_be_read_back_are_refused(tmp_path: Path, limit: str) -> None:
+    assert keys(tmp_path / "keys.yaml", "add", "alice", limit, "9" * 30)[0] == 2
+    assert not (tmp_path / "keys.yaml").exists()
+
+
+def test_what_may_be_added_can_be_listed(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    for name, more in (
+        ("[red]a[/b]", ["--days", "36500"]),
+        ("b: {c", ["--days", "0"]),
+        ("\u4f60\u597d", ["--concurrency", "1000000", "--tokens-per-minute", str(10**12)]),
+    ):
+        assert keys(path, "add", name, *more)[0] == 0
+    code, listing = keys(path, "list")
+    assert code == 0
+    for shown in ("[red]a[/b]", "b: {c", "\u4f60\u597d", "(expired)", str(10**12)):
+        assert shown in listing
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    for name in ("a\x1b[2J", "a\nb", "\u202eecila", "\udcff"):
+        assert keys(path, "add", name) == (2, "NAME must not hold control characters")
+    path.write_text(f'- {{name: "a\\e[2Jb", sha256: {digest(GOOD).hex()}}}')
+    code, listing = keys(path, "list")
+    assert code == 0 and "a\\x1b[2Jb" in listing and "\x1b" not in listing
+    checked = CliRunner().invoke(app, ["check", "--file", str(path)], input=GOOD + "\n")
+    assert checked.output == "a\\x1b[2Jb: good, tier priority at most\n"
+
+
+def test_a_file_that_cannot_be_there_is_one_sentence(tmp_path: Path) -> None:
+    assert keys(tmp_path / ("x" * 300), "add", "a") == (2, f"keys file {tmp_path / ('x' * 300)}: File name too long")
+    assert keys(tmp_path, "add", "a") == (2, f"keys file {tmp_path}: Is a directory")
