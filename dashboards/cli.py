@@ -58,6 +58,9 @@ def check(
     metrics: Annotated[
         str | None, typer.Option(help="URL of a running service's /metrics: check against what it really exposes.")
     ] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="GLM5_API_KEY", help="An operator's API key, where the service asks for one.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Check that every metric, label and bucket in panels and alerts exists. Exit 1 if one does not.
@@ -68,7 +71,7 @@ def check(
     from dashboards import check as checker
 
     rules = checker.load_rules()
-    faults = checker.run(None if metrics is None else _fetch(metrics), rules)
+    faults = checker.run(None if metrics is None else _fetch(metrics, key), rules)
     count = len(checker.expressions(rules))
     if json_:
         typer.echo(json.dumps({"expressions": count, "faults": [vars(fault) for fault in faults]}))
@@ -135,11 +138,11 @@ def _token(file: Path | None) -> str:
     return token
 
 
-def _fetch(url: str) -> str:
+def _fetch(url: str, key: str | None) -> str:
     import httpx
 
     try:
-        response = httpx.get(url, timeout=10.0)
+        response = httpx.get(url, timeout=10.0, headers={"authorization": f"Bearer {key}"} if key else {})
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
         raise UserError(f"{url} cannot be read: {fault}") from None
     if response.status_code != 200:

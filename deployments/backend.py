@@ -151,8 +151,11 @@ class RayBackend:
 
     # ------------------------------------------------------------------ what HTTP asks
 
-    def authorize(self, credential: str | None) -> None:
-        self._keys.find(credential)
+    def authorize(self, credential: str | None, *, operator: bool = False) -> None:
+        if operator:
+            self._keys.admit_operator(credential)
+        else:
+            self._keys.find(credential)
 
     def models(self) -> list[ModelCard]:
         cards = {post.card.name: post.card for post in self._posts if post.card}

@@ -67,6 +67,12 @@ class Forbidden(ServiceError):
     status, code, type = 403, "tier_not_allowed", "permission_error"
 
 
+class OperatorOnly(Forbidden):
+    """The API key is a caller's; what was asked for is the operator's."""
+
+    code = "operator_key_needed"
+
+
 class NotFound(ServiceError):
     status, code, type = 404, "not_found", "invalid_request_error"
 

@@ -42,6 +42,10 @@ def add(
             min=1, max=MAX_TOKENS_PER_MINUTE, help="Tokens of prompts and answers a minute. Default: no limit."
         ),
     ] = None,
+    operator: Annotated[
+        bool,
+        typer.Option("--operator", help="It may also ask for /metrics, live figures and /profile."),
+    ] = False,
     days: Annotated[float | None, typer.Option(help="Days until it expires, 36500 at most. Default: never.")] = None,
 ) -> None:
     """Make a key, print it once, and write its hash to the file (made if missing).
@@ -72,6 +76,7 @@ def add(
         tier=tier,
         concurrency=concurrency,
         tokens_per_minute=tokens_per_minute,
+        operator=operator,
         expires=None if days is None else time.time() + days * 86_400,
     )
     _write(file, [*entries, entry])
@@ -92,7 +97,7 @@ def list_(file: FileOption, json_: Annotated[bool, typer.Option("--json", help="
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("name", "best tier", "at once", "tokens a minute", "expires", box=None)
+    table = Table("name", "best tier", "at once", "tokens a minute", "operator", "expires", box=None)
     for entry in entries:
         until = "never" if entry.expires is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.expires))
         table.add_row(
@@ -100,6 +105,7 @@ def list_(file: FileOption, json_: Annotated[bool, typer.Option("--json", help="
             entry.tier,
             str(entry.concurrency or "any"),
             str(entry.tokens_per_minute or "any"),
+            "yes" if entry.operator else "no",
             f"{until} (expired)" if _expired(entry) else until,
         )
     Console().print(table)

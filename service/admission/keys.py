@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.admission.share import Part
-from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
+from service.errors import BadRequest, OperatorOnly, QuotaExceeded, Unauthorized, UserError
 from service.strict_yaml import Bounds, read_yaml
 from service.types import Delta, Tier
 
@@ -42,6 +42,7 @@ class KeyEntry(BaseModel):
     tier: Literal["priority", "default", "flex"] = "priority"
     concurrency: int | None = Field(None, ge=1, le=MAX_CONCURRENCY)
     tokens_per_minute: int | None = Field(None, ge=1, le=MAX_TOKENS_PER_MINUTE)
+    operator: bool = Field(False, description="May ask for what concerns the whole service, such as /metrics")
     expires: float | None = Field(None, ge=0, le=MAX_EXPIRES, allow_inf_nan=False, description="Unix time")
 
 
@@ -67,6 +68,7 @@ class Caller:
     ceiling: Tier
     concurrency: int | None = None
     tokens_per_minute: int | None = None
+    operator: bool = False
     part: Part = field(default_factory=Part)
     running: int = 0
     spent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -170,7 +172,7 @@ class KeyRing:
     def __init__(self, entries: list[KeyEntry], anonymous: Caller | None) -> None:
         self._anonymous = anonymous
         self._entries = [
-            (bytes.fromhex(e.sha256), e.expires, Caller(e.name, e.tier, e.concurrency, e.tokens_per_minute))
+            (bytes.fromhex(e.sha256), e.expires, Caller(e.name, e.tier, e.concurrency, e.tokens_per_minute, e.operator))
             for e in entries
         ]
 
@@ -189,6 +191,13 @@ class KeyRing:
                 raise UserError("admission: anonymous is false and keys_file is empty, so nobody could ask anything")
             return KeyRing([], anonymous)
         return KeyRing(read_entries(Path(limits.keys_file).expanduser()), anonymous)
+
+    def admit_operator(self, credential: str | None) -> None:
+        """Pass who may see what concerns the service itself: an operator's key, and everybody where a caller needs no
+        key at all. Raises Unauthorized, OperatorOnly."""
+        caller = self.find(credential)
+        if self._anonymous is None and not caller.operator:
+            raise OperatorOnly("this needs an operator's key: glm5 keys add NAME --operator makes one")
 
     def find(self, credential: str | None) -> Caller:
         """Raises Unauthorized. Every entry is compared, in constant time each, whichever matches."""

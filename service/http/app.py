@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import asdict
 from importlib import metadata
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -20,6 +21,7 @@ from service.http.body import read_request
 from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
+from service.http.live import Live
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.plan import Headers, engine_messages, make_plan
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
@@ -34,6 +36,7 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
         title="glm5-serve",
         version=version,
         docs_url=None,
+        openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,
         exception_handlers=HANDLERS,
@@ -49,7 +52,7 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
         )
     document = openapi_document(settings, version)
     app.openapi = lambda: document  # type: ignore[method-assign]
-    faces = _Faces(backend, settings, version, created=int(time.time()))
+    faces = _Faces(backend, settings, document, created=int(time.time()))
     app.add_api_route("/v1/chat/completions", faces.chat, methods=["POST"])
     app.add_api_route("/v1/completions", faces.completions, methods=["POST"])
     app.add_api_route("/v1/models", faces.models, methods=["GET"])
@@ -61,16 +64,20 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
     app.add_api_route("/ready", faces.ready, methods=["GET"])
     app.add_api_route("/version", faces.version, methods=["GET"])
     app.add_api_route("/metrics", faces.metrics, methods=["GET"])
+    app.add_api_route("/v1/service/live", faces.live, methods=["GET"])
+    app.add_api_route("/openapi.json", faces.openapi, methods=["GET"], include_in_schema=False)
     return app
 
 
 class _Faces:
     """The endpoints."""
 
-    def __init__(self, backend: Backend, settings: HttpSettings, version: str, *, created: int) -> None:
+    def __init__(self, backend: Backend, settings: HttpSettings, document: dict[str, Any], *, created: int) -> None:
         self._backend = backend
         self._settings = settings
-        self._version = version
+        self._version = document["info"]["version"]
+        self._document = orjson.dumps(document)
+        self._live = Live(backend)
         self._created = created
 
     async def chat(self, request: Request) -> Response:
@@ -117,7 +124,7 @@ class _Faces:
         return _json(await self._backend.detokenize(orjson.dumps({"tokens": asked.tokens})))
 
     async def profile(self, request: Request) -> Response:
-        self._backend.authorize(_credential(request))
+        self._operator(request)
         asked, _ = await read_request(request, self._settings, ProfileRequest)
         return _json(await self._backend.profile(asked.pool, orjson.dumps({"seconds": asked.seconds})))
 
@@ -145,8 +152,21 @@ class _Faces:
         return _json(orjson.dumps({"version": self._version}))
 
     async def metrics(self, request: Request) -> Response:
+        if not self._settings.open_metrics:
+            self._operator(request)
         text = await self._backend.metrics()
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def live(self, request: Request) -> Response:
+        self._operator(request)
+        return self._live.stream()
+
+    async def openapi(self, request: Request) -> Response:
+        self._operator(request)
+        return _json(self._document)
+
+    def _operator(self, request: Request) -> None:
+        self._backend.authorize(_credential(request), operator=True)
 
     def _known(self, name: str | None) -> None:
         if name is not None and self._backend.models():

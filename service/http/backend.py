@@ -70,8 +70,12 @@ class Readiness:
 class Backend(Protocol):
     """Admission, routing, retries and engines, seen from HTTP. All methods may be called concurrently, on one loop."""
 
-    def authorize(self, credential: str | None) -> None:
-        """Pass or raise Unauthorized. Called before a body is read, on every endpoint except the probes."""
+    def authorize(self, credential: str | None, *, operator: bool = False) -> None:
+        """Pass or raise Unauthorized. Called before a body is read, on every endpoint except the probes.
+
+        `operator`: what is asked for concerns the service and not one caller; raises OperatorOnly where keys are asked
+        for and this one is a caller's.
+        """
         ...
 
     def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:

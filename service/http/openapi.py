@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from service.http.answers import (
@@ -24,6 +24,7 @@ from service.http.answers import (
 )
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
+from service.metrics.live import LiveFigures
 
 Json = dict[str, Any]
 
@@ -35,7 +36,7 @@ LEAST_DEADLINE_S = 0.1
 _ERRORS = {
     "400": "The request is wrong: `param` names the field, `message` says why.",
     "401": "No valid API key.",
-    "403": "The API key may not use this tier.",
+    "403": "The API key may not use this tier, or is no operator's.",
     "404": "No such model or endpoint.",
     "405": "Not this method.",
     "413": "The body is larger than the limit.",
@@ -71,6 +72,8 @@ def openapi_document(settings: HttpSettings, version: str) -> Json:
     """OpenAPI 3.1. Ranges that settings narrow are shown as narrowed."""
     _, schemas = models_json_schema([(model, "validation") for model in _MODELS], ref_template=_REFERENCE)
     definitions: Json = schemas["$defs"]
+    live: Json = TypeAdapter(LiveFigures).json_schema(ref_template=_REFERENCE, mode="serialization")
+    definitions |= {**live.pop("$defs"), "LiveFigures": live}
     for name in ("ChatRequest", "CompletionRequest"):
         _narrow(definitions[name]["properties"]["n"], settings.max_n)
     _narrow(definitions["ChatRequest"]["properties"]["top_logprobs"], settings.max_logprobs)
@@ -93,14 +96,17 @@ def _paths() -> Json:
     all_errors = tuple(_ERRORS)
     plain = ("405", "500")
     keyed = ("401", *plain)
+    owned = ("401", "403", *plain)
     body = ("400", "401", "404", "405", "413", "500", "503", "504")
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     chat = _generation("Answer a conversation", "ChatRequest", "ChatAnswer", "ChatChunk", all_errors)
     text = _generation("Continue a text", "CompletionRequest", "TextAnswer", "TextAnswer", all_errors)
     ready = _operation("Whether the service can serve", "Ready", plain)
     ready["responses"]["503"] = _response("Not yet: the phase, and when it will.", "NotReadyEnvelope")
-    metrics = _operation("Prometheus metrics", "Health", plain)
+    metrics = _operation("Prometheus metrics", "Health", owned)
     metrics["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    live = _operation("The service as it runs, an event a second", "LiveFigures", ("429", *owned))
+    live["responses"]["200"]["content"] = {"text/event-stream": {"schema": _event("LiveFigures", last=False)}}
     tokenize = _operation("Tokens of a prompt or a conversation", "Tokens", body, "TokenizeRequest")
     return {
         "/v1/chat/completions": {"post": chat},
@@ -111,7 +117,10 @@ def _paths() -> Json:
         },
         "/tokenize": {"post": tokenize},
         "/detokenize": {"post": _operation("Text of tokens", "Prompt", body, "DetokenizeRequest")},
-        "/profile": {"post": _operation("What decode steps spend their time on", "Profile", body, "ProfileRequest")},
+        "/profile": {
+            "post": _operation("What decode steps spend their time on", "Profile", ("403", *body), "ProfileRequest")
+        },
+        "/v1/service/live": {"get": live},
         "/health": {"get": _operation("Whether the process lives", "Health", plain)},
         "/ready": {"get": ready},
         "/version": {"get": _operation("The service's version", "Version", plain)},
@@ -144,11 +153,11 @@ def _generation(summary: str, request: str, whole: str, chunk: str, errors: tupl
     return operation
 
 
-def _event(chunk: str) -> Json:
-    """One server-sent event: a chunk, the text `[DONE]` at a good end, or an error at a bad one."""
+def _event(chunk: str, *, last: bool = True) -> Json:
+    """One server-sent event: a chunk, an error at a bad end, and at a good one (`last`) the text `[DONE]`."""
     kinds = [{"$ref": _REFERENCE.format(model=chunk)}, {"$ref": _REFERENCE.format(model="ErrorEnvelope")}]
     chunks = {"contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
-    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunks]}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, chunks] if last else [chunks]}
     return {
         "type": "object",
         "required": ["data"],

@@ -64,6 +64,15 @@ class HttpSettings(BaseModel):
         le=20,
         description="Largest `top_logprobs` (chat) or `logprobs` (completions), alternatives per token.",
     )
+    page: bool = Field(
+        True,
+        description="Serve the browser page at / (chat, live figures, a short load test).",
+    )
+    open_metrics: bool = Field(
+        False,
+        description="GET /metrics needs no key even where admission.anonymous is false: for a Prometheus that can send "
+        "none, on a network that callers do not reach.",
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="Browser origins allowed to call the service; empty switches CORS off, '*' allows all."
     )

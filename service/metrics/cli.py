@@ -28,6 +28,9 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and end.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="One JSON object per interval, for machines.")] = False,
+    key: Annotated[
+        str | None, typer.Option(envvar="GLM5_API_KEY", help="An operator's API key, where the service asks for one.")
+    ] = None,
 ) -> None:
     """Show pools, slots, tok/s at the present concurrency against the recorded curve, TTFT and queue.
 
@@ -35,7 +38,7 @@ def top(
     "now" is what happened between two readings. Ends with Ctrl-C.
     """
     address = url.rstrip("/")
-    readings = _readings(address if address.endswith("/metrics") else f"{address}/metrics", interval)
+    readings = _readings(address if address.endswith("/metrics") else f"{address}/metrics", interval, key)
     if json_:
         for found in readings:
             sys.stdout.write(json.dumps(_plain(found)) + "\n")
@@ -54,13 +57,14 @@ def top(
             live.update(render(found), refresh=True)
 
 
-def _readings(url: str, interval: float) -> Iterator[Figures]:
+def _readings(url: str, interval: float, key: str | None) -> Iterator[Figures]:
     """Figures of each interval, for ever. Raises UserError where the service does not answer."""
     import httpx
 
     from service.metrics.top import figures
 
-    with httpx.Client(timeout=TIMEOUT_S) as client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(timeout=TIMEOUT_S, headers=headers) as client:
         before = _scrape(client, url)
         while True:
             time.sleep(interval)
@@ -78,6 +82,8 @@ def _scrape(client: Any, url: str) -> Scrape:
         answer = client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
         raise UserError(f"{url} cannot be read ({type(fault).__name__}); give --url of a running service") from None
+    if answer.status_code in (401, 403):
+        raise UserError(f"{url} asks for an operator's key (glm5 keys add NAME --operator); give it as GLM5_API_KEY")
     if answer.status_code != 200:
         raise UserError(f"{url} answered {answer.status_code}; give --url of a running service")
     try:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import Counter
 
@@ -20,10 +20,20 @@ from service.metrics.concurrency import Ledger
 from service.metrics.declared import Metrics
 from service.types import TIERS, Delta, Endpoint, EngineStats, PoolName, Tier
 
-if TYPE_CHECKING:
-    from service.http.backend import Served
-
 Clock = Callable[[], float]
+
+
+class Place(Protocol):
+    """Where a request is served, and after how many seconds of waiting: `service.http.backend.Served`."""
+
+    @property
+    def pool(self) -> PoolName: ...
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def queue_s(self) -> float: ...
 
 
 class ReplicaRecorder:
@@ -219,7 +229,7 @@ class IngressMeter:
     ) -> None:
         self._recorder, self._metrics, self._endpoint, self._stream = recorder, metrics, endpoint, stream
         self._clock, self._timeout_s = clock, timeout_s
-        self._served: Served | None = None
+        self._served: Place | None = None
         self._last: float | None = None
         """When the last token came."""
 
@@ -228,7 +238,7 @@ class IngressMeter:
         self._metrics.in_flight.labels(self._endpoint).inc()
         return self
 
-    def served(self, served: Served) -> None:
+    def served(self, served: Place) -> None:
         """The place that the request got; the last call before the first token counts."""
         self._served = served
 

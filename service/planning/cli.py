@@ -116,7 +116,9 @@ def explain(
         float | None,
         typer.Option(min=0.1, max=10, help="Look into the steps for so many seconds (vLLM; engine.profiler: true)."),
     ] = None,
-    key: Annotated[str | None, typer.Option(envvar="GLM5_API_KEY", help="API key, where one is asked for.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="GLM5_API_KEY", help="An operator's API key, where one is asked for.")
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Split the live service's decode step, predicted beside measured, and name the culprit.
@@ -137,10 +139,10 @@ def explain(
     if trace and profile:
         raise UserError("give one of --trace and --profile")
     measured = read_trace(trace) if trace else None
-    card = live.card(url)
+    card = live.card(url, key)
     wish = live.Wish(model, hardware, kernels, graphs=not eager, draft_tokens=mtp)
     with Console(stderr=True).status("reading the service's metrics"):
-        before, now = live.scrapes(url, seconds)
+        before, now = live.scrapes(url, seconds, key)
         described = live.model_of(card, wish, url, now)
         name = pool or live.busiest(before, now)
         if profile:

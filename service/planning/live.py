@@ -36,21 +36,21 @@ class Wish:
     draft_tokens: int
 
 
-def card(url: str) -> dict[str, Any]:
+def card(url: str, key: str | None) -> dict[str, Any]:
     """The first entry of /v1/models. Raises UserError."""
-    found = _json(_ask(url, "/v1/models"))
+    found = _json(_ask(url, "/v1/models", key=key))
     cards = found.get("data") if isinstance(found, dict) else None
     if not cards:
         raise UserError(f"{url} serves no model yet; wait for /readyz")
     return dict(cards[0])
 
 
-def scrapes(url: str, seconds: float) -> tuple[Scrape | None, Scrape]:
+def scrapes(url: str, seconds: float, key: str | None) -> tuple[Scrape | None, Scrape]:
     """(before, now), `seconds` apart; no `before` where seconds is 0."""
-    before = _scrape(url) if seconds > 0 else None
+    before = _scrape(url, key) if seconds > 0 else None
     if seconds > 0:
         time.sleep(seconds)
-    return before, _scrape(url)
+    return before, _scrape(url, key)
 
 
 def profile(url: str, pool: str, seconds: float, key: str | None) -> dict[str, float]:
@@ -167,8 +167,8 @@ def _json(answer: Any) -> Any:
         raise UserError(f"{answer.url} answered no JSON; give --url of a running service") from None
 
 
-def _scrape(url: str) -> Scrape:
-    text = _ask(url, "/metrics").text
+def _scrape(url: str, key: str | None) -> Scrape:
+    text = _ask(url, "/metrics", key=key).text
     try:
         found = Scrape.parse(text, time.monotonic())
     except ValueError:

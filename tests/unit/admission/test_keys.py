@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from service.admission.cli import app
 from service.admission.keys import WINDOW_S, Caller, KeyEntry, KeyRing, digest, read_entries
 from service.admission.share import Part
-from service.errors import BadRequest, QuotaExceeded, Unauthorized, UserError
+from service.errors import BadRequest, OperatorOnly, QuotaExceeded, Unauthorized, UserError
 from service.types import Delta
 
 GLM5 = str(Path(sys.executable).with_name("glm5"))
@@ -50,6 +50,22 @@ def test_any_other_is_refused_without_saying_it(credential: str | None) -> None:
 def test_a_wrong_key_is_not_anonymous() -> None:
     with pytest.raises(Unauthorized):
         ring(anonymous=True).find("wrong")
+
+
+def test_operators() -> None:
+    """Where callers need a key, what concerns the service needs an operator's; elsewhere any known key, or none."""
+    entries = [entry("caller", "c"), entry("boss", "b", operator=True), entry("old", "o", operator=True, expires=1)]
+    closed, open_ = KeyRing(entries, None), KeyRing(entries, Caller("anonymous", "default"))
+    closed.admit_operator("b")
+    with pytest.raises(OperatorOnly):
+        closed.admit_operator("c")
+    for credential in (None, "wrong", "o"):
+        with pytest.raises(Unauthorized):
+            closed.admit_operator(credential)
+    for credential in (None, "c", "b"):
+        open_.admit_operator(credential)
+    with pytest.raises(Unauthorized):
+        open_.admit_operator("wrong")
 
 
 def test_concurrency() -> None:
@@ -230,6 +246,10 @@ def test_the_command_shows_a_key_once_and_keeps_its_hash(tmp_path: Path) -> None
     assert KeyRing(read_entries(path), None).find(key).concurrency == 2
     assert "alice" in glm5("check", given=key + "\n").stdout
     assert "unknown key" in glm5("check", given="wrong\n").stdout
+    boss = glm5("add", "boss", "--operator").stdout.strip()
+    KeyRing(read_entries(path), None).admit_operator(boss)
+    with pytest.raises(OperatorOnly):
+        KeyRing(read_entries(path), None).admit_operator(key)
     again = glm5("add", "alice")
     assert again.returncode == 2 and "already" in again.stderr and "Traceback" not in again.stderr
     listing = glm5("list", "--json").stdout

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from service.errors import BadRequest, ContextOverflow, EngineFailed, Overloaded, Unauthorized
+from service.errors import BadRequest, ContextOverflow, EngineFailed, OperatorOnly, Overloaded, Unauthorized
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
 from service.types import CallPart, Delta, EngineRequest, Finish, ModelCard, PoolName, TokenLogprob
 
@@ -32,6 +32,10 @@ class EchoBackend:
     fields: frozenset[str] = EVERYTHING
     ready: bool = True
     key: str | None = None
+    operator_key: str | None = None
+    """Good for everything; where it is set, `key` is a caller's."""
+    looked: int = 0
+    """Readings of the metrics."""
     running: int = 0
     waiting: int = 0
     closed: list[str] = field(default_factory=list)
@@ -41,9 +45,13 @@ class EchoBackend:
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.slots)
 
-    def authorize(self, credential: str | None) -> None:
-        if self.key is not None and credential != self.key:
+    def authorize(self, credential: str | None, *, operator: bool = False) -> None:
+        if self.key is None or (credential and credential == self.operator_key):
+            return
+        if credential != self.key:
             raise Unauthorized("a valid API key is needed")
+        if operator and self.operator_key is not None:
+            raise OperatorOnly("this needs an operator's key")
 
     async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
         self.seen.append((request, context))
@@ -92,6 +100,7 @@ class EchoBackend:
         return self.fields
 
     async def metrics(self) -> bytes:
+        self.looked += 1
         return b"glm_echo_output_tokens_total %d\n" % self.output_tokens
 
 

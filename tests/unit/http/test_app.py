@@ -159,10 +159,29 @@ async def test_keys_are_asked_for_before_the_body_and_not_of_probes() -> None:
         for path in ("/v1/models", "/v1/models/echo"):
             problem(await client.get(path), 401, "invalid_api_key")
         problem(await client.post("/tokenize", json={"prompt": "a"}), 401, "invalid_api_key")
-        for path in ("/health", "/ready", "/version", "/metrics"):
+        for path in ("/metrics", "/openapi.json", "/v1/service/live"):
+            problem(await client.get(path), 401, "invalid_api_key")
+        problem(await client.post("/profile", content=b"not json"), 401, "invalid_api_key")
+        for path in ("/health", "/ready", "/version"):
             assert (await client.get(path)).status_code == 200
         good = await client.post(CHAT, json=ask("x"), headers={"authorization": "bearer k1"})
         assert good.status_code == 200
+
+
+async def test_what_concerns_the_service_asks_for_an_operators_key() -> None:
+    callers, operators = {"authorization": "Bearer k1"}, {"authorization": "Bearer boss"}
+    async with calling(EchoBackend(key="k1", operator_key="boss")) as client:
+        for path in ("/metrics", "/openapi.json", "/v1/service/live"):
+            problem(await client.get(path, headers=callers), 403, "operator_key_needed")
+        problem(await client.post("/profile", json={"seconds": 1}, headers=callers), 403, "operator_key_needed")
+        for path in ("/metrics", "/openapi.json"):
+            assert (await client.get(path, headers=operators)).status_code == 200
+        assert (await client.post("/profile", json={"seconds": 1}, headers=operators)).status_code == 200
+        for headers in (callers, operators):
+            assert (await client.post(CHAT, json=ask("x"), headers=headers)).status_code == 200
+    async with calling(EchoBackend(key="k1", operator_key="boss"), open_metrics=True) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        problem(await client.get("/v1/service/live", headers=callers), 403, "operator_key_needed")
 
 
 async def test_request_ids_are_kept_if_sane(client: httpx.AsyncClient) -> None:

@@ -243,7 +243,7 @@ def test_what_is_no_service_is_told_in_one_sentence(
 ):
     url, state = service
     state |= {"status": status, "body": body}
-    for read in (lambda: live.card(url), lambda: live.profile(url, "shared", 0.1, "key")):
+    for read in (lambda: live.card(url, None), lambda: live.profile(url, "shared", 0.1, "key")):
         with pytest.raises(UserError, match=words):
             read()
 
