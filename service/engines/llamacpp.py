@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -22,13 +23,21 @@ import orjson
 import xllamacpp
 
 from service.engines.fields import HONOURED
+from service.engines.llamacpp_grammar import grammar, plain, wanted_schema
+from service.engines.llamacpp_stops import Stops, stop_texts
 from service.engines.llamacpp_tools import Gatherer, must_call, wants_tools, wrap
-from service.engines.llamacpp_wire import Meter, counter, error_from, request_body
+from service.engines.llamacpp_trial import Trials
+from service.engines.llamacpp_wire import Meter, alternatives, counter, error_from, request_body
 from service.engines.options import LlamaCppOptions
 from service.engines.protocol import Report
 from service.engines.text import parse_chunk
-from service.errors import BadRequest, EngineFailed, UserError
+from service.errors import BadRequest, EngineFailed, UnsupportedField, UserError
+from service.gguf.header import read_header
 from service.types import Delta, EngineRequest, EngineStats, LoadProgress, ModelCard
+
+METRICS_S = 2.0
+"""llama.cpp answers between two batches; its own metrics are not worth a longer wait."""
+CLOSE_S = 30.0
 
 
 class LlamaCppEngine:
@@ -44,7 +53,9 @@ class LlamaCppEngine:
         self._options = options
         self._server: Any = None
         self._http: httpx.AsyncClient | None = None
+        self._template = True
         self._template_has_tools = False
+        self._trials = Trials()
         # One thread more than slots: a cancelled call may linger for one decode step while its successor starts.
         self._threads = ThreadPoolExecutor(slots + 1, thread_name_prefix="llama")
         self._running: set[_Call] = set()
@@ -70,6 +81,8 @@ class LlamaCppEngine:
         self._http = httpx.AsyncClient(
             base_url=self._server.listening_address, headers={"authorization": f"Bearer {key}"}, timeout=30.0
         )
+        header = await asyncio.to_thread(read_header, self._path)
+        self._template = header.chat_template is not None
         capabilities = (await self._http.get("/props")).json().get("chat_template_caps") or {}
         self._template_has_tools = bool(capabilities.get("supports_tools"))
         meta = (await self._http.get("/v1/models")).json()["data"][0]["meta"]
@@ -77,7 +90,7 @@ class LlamaCppEngine:
         return ModelCard(
             name=self._served,
             engine=self.name,
-            architecture=str(meta.get("architecture", "")) or _architecture(self._path),
+            architecture=str(meta.get("architecture", "")) or header.architecture,
             context_tokens=self._context,
             vocab_size=int(meta["n_vocab"]),
             bytes=int(meta["size"]),
@@ -104,13 +117,24 @@ class LlamaCppEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
         asked: dict[str, Any] = orjson.loads(request.body)
+        if request.endpoint == "chat":
+            self._check_chat(asked)
         gatherer = None
-        if wants_tools(asked) and (not self._template_has_tools or must_call(asked)):
+        if wants_tools(asked) and (must_call(asked) or not self._native(asked)):
+            if asked.get("logprobs"):
+                raise UnsupportedField(
+                    "logprobs: there are none for tool calls that are held to their parameters", param="logprobs"
+                )
             asked, gatherer = wrap(asked), Gatherer()
+        schema = wanted_schema(asked)
+        held = None if schema is None else grammar(schema)
+        if held is not None:
+            await self._trials.prove(held)
+        stops, text = Stops(stop_texts(asked)), ""
         call = _Call(self, request.endpoint, request_body(asked, self._context), asyncio.get_running_loop())
         self._enter(call)
         job = self._threads.submit(call.run)
-        meter = Meter()
+        meter = Meter(alternatives(asked))
         try:
             async for raw in call.chunks():
                 message = parse_chunk(raw)
@@ -124,13 +148,44 @@ class LlamaCppEngine:
                 self._prompt += delta.prompt_tokens
                 self._drafted += delta.drafted
                 self._accepted += delta.accepted
-                yield delta if gatherer is None else gatherer.read(delta)
+                if held is not None:
+                    text += delta.text
+                    if delta.finish == "stop":
+                        await self._trials.judge(held, text)
+                if gatherer is not None:
+                    delta = gatherer.read(delta)
+                yield stops.feed(delta)
+                if stops.hit:
+                    return
             if not meter.finished:
                 raise EngineFailed("llama.cpp ended the answer without a finish reason")
         finally:
             call.stop()
-            job.cancel()
-            self._leave(call)
+            if job.cancel():
+                self._leave(call)
+
+    def _check_chat(self, asked: dict[str, Any]) -> None:
+        if not self._template:
+            raise BadRequest(
+                f"{self._served} has no chat template: it completes text, so ask /v1/completions with a prompt",
+                param="messages",
+            )
+        if not asked.get("messages"):
+            return
+        if wants_tools(asked) and asked["messages"][-1]["role"] == "assistant":
+            raise BadRequest(
+                "with tools the last message may not be the assistant's: there is nothing to answer", param="messages"
+            )
+        held = wanted_schema(asked) is not None or must_call(asked)
+        if held and (asked.get("chat_template_kwargs") or {}).get("enable_thinking"):
+            raise BadRequest(
+                "llama.cpp writes an answer that is held to a schema without thinking: leave enable_thinking out",
+                param="chat_template_kwargs",
+            )
+
+    def _native(self, asked: dict[str, Any]) -> bool:
+        """Whether llama.cpp's own way with tools keeps what their parameters say."""
+        return self._template_has_tools and wanted_schema(asked) is None and plain(asked["tools"])
 
     def _enter(self, call: _Call) -> None:
         if self._server is None:
@@ -141,6 +196,9 @@ class LlamaCppEngine:
         self._requests += 1
 
     def _leave(self, call: _Call) -> None:
+        """The call's thread has come back, or never began. Until then it runs, whoever still wants its answer."""
+        if call not in self._running:
+            return
         self._running.discard(call)
         if not self._running:
             self._busy_s += time.monotonic() - self._busy_since
@@ -194,7 +252,7 @@ class LlamaCppEngine:
         if self._http is None:
             return ""
         with contextlib.suppress(httpx.HTTPError):
-            text = (await self._http.get("/metrics")).text
+            text = (await self._http.get("/metrics", timeout=METRICS_S)).text
             self._steps = counter(text, "llamacpp:n_decode_total")
             return text
         return ""
@@ -204,7 +262,13 @@ class LlamaCppEngine:
             call.stop()
         if self._http is not None:
             await self._http.aclose()
-        await asyncio.get_running_loop().run_in_executor(None, lambda: self._threads.shutdown(wait=True))
+        await self._trials.close()
+        ending = threading.Thread(target=self._threads.shutdown, daemon=True)
+        ending.start()
+        await asyncio.get_running_loop().run_in_executor(None, ending.join, CLOSE_S)
+        if ending.is_alive():
+            # Its thread would be waited for; the process that ends takes it along.
+            logging.getLogger("ray.serve").error("llama.cpp did not end its calls within %.0f s", CLOSE_S)
         self._server = None
 
 
@@ -234,6 +298,8 @@ class _Call:
         finally:
             self._done = True
             self._notify()
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._engine._leave, self)
 
     def _receive(self, chunk: bytes) -> bool:
         self._chunks.append(chunk)
@@ -251,6 +317,7 @@ class _Call:
             while self._chunks:
                 yield self._chunks.popleft()
             if done:
+                self._engine._leave(self)
                 if self._failure is not None:
                     raise self._failure
                 return
@@ -260,10 +327,3 @@ class _Call:
     def stop(self) -> None:
         """Decoding ends at the next chunk; the thread frees llama.cpp's slot."""
         self._stop.set()
-
-
-def _architecture(path: Path) -> str:
-    from gguf import GGUFReader
-
-    field = GGUFReader(path).fields.get("general.architecture")
-    return str(field.contents()) if field else ""

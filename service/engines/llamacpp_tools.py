@@ -9,10 +9,12 @@ reply, and the finished JSON becomes calls or text. Such an answer arrives in on
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 from service.engines.choice import call_id
+from service.engines.llamacpp_grammar import wanted_schema
 from service.errors import BadRequest
 from service.types import CallPart, Delta
 
@@ -27,9 +29,7 @@ def must_call(body: dict[str, Any]) -> bool:
 
 
 def wrap(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request without tools: system message and schema instead. Raises BadRequest beside a schema."""
-    if (body.get("response_format") or {}).get("type") not in (None, "text"):
-        raise BadRequest("this model's chat template has no tools: tools and response_format exclude each other")
+    """The same request without tools: system message and schema instead."""
     choice = body.get("tool_choice") or "auto"
     functions = [tool["function"] for tool in body["tools"]]
     if isinstance(choice, dict):
@@ -37,36 +37,36 @@ def wrap(body: dict[str, Any]) -> dict[str, Any]:
         functions = [function for function in functions if function["name"] == name]
         if not functions:
             raise BadRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, "arguments": function.get("parameters") or _NOTHING},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for function in functions
-    ]
+    definitions: dict[str, Any] = {}
+    calls = []
+    for function in functions:
+        # Names of definitions are unique in the request (service/http/canonical.py).
+        arguments = dict(function.get("parameters") or _NOTHING)
+        definitions |= arguments.pop("$defs", {})
+        calls.append(_held({"name": {"const": function["name"]}, "arguments": arguments}))
     one = {"anyOf": calls} if len(calls) > 1 else calls[0]
-    several = body.get("parallel_tool_calls", True)
-    many = {"type": "array", "items": one, "minItems": 1, "maxItems": 8 if several else 1}
-    call = {
-        "type": "object",
-        "properties": {"tool_calls": many},
-        "required": ["tool_calls"],
-        "additionalProperties": False,
-    }
-    reply = {
-        "type": "object",
-        "properties": {"response": {"type": "string"}},
-        "required": ["response"],
-        "additionalProperties": False,
-    }
-    schema = {"anyOf": [call, reply]} if choice == "auto" else call
+    several = body.get("parallel_tool_calls", True) and not isinstance(choice, dict)
+    call = _held({"tool_calls": {"type": "array", "items": one, "minItems": 1, "maxItems": 8 if several else 1}})
+    wanted = dict(wanted_schema(body) or {"type": "string"})
+    definitions |= wanted.pop("$defs", {})
+    schema = {"anyOf": [call, _held({"response": wanted})]} if choice == "auto" else call
+    if definitions:
+        schema = schema | {"$defs": definitions}
     rest = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
     return {
         **rest,
         "messages": _with_instructions(body["messages"], functions, choice),
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    }
+
+
+def _held(properties: dict[str, Any]) -> dict[str, Any]:
+    """An object with these properties, all of them and no other."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
     }
 
 
@@ -102,18 +102,53 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def unwrap(text: str) -> tuple[str, tuple[CallPart, ...]]:
-    """(text, calls) from the finished JSON; cut-off JSON stays text."""
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return text, ()
-    if "response" in answer:
-        return answer["response"], ()
-    calls = (
-        CallPart(index, call_id(), call["name"], json.dumps(call["arguments"], ensure_ascii=False))
-        for index, call in enumerate(answer["tool_calls"])
-    )
+    """(text, calls) of the finished JSON, or of its beginning where the answer was cut: then the last call, or the
+    text, is cut too."""
+    reply = _REPLY.match(text)
+    if reply:
+        return _reply(text[reply.end() :]), ()
+    calls: list[CallPart] = []
+    at = _CALLS.match(text)
+    while at:
+        call = _CALL.match(text, at.end())
+        if call is None:
+            break
+        arguments, end = _value(text, call.end())
+        calls.append(CallPart(len(calls), call_id(), json.loads(call[1]), arguments))
+        at = _NEXT.match(text, end)
     return "", tuple(calls)
+
+
+_STRING = r'("(?:[^"\\]|\\.)*")'
+_REPLY = re.compile(r'\s*\{\s*"response"\s*:\s*')
+_CALLS = re.compile(r'\s*\{\s*"tool_calls"\s*:\s*\[\s*')
+_CALL = re.compile(r'\{\s*"name"\s*:\s*' + _STRING + r'\s*,\s*"arguments"\s*:\s*')
+_NEXT = re.compile(r"\s*\}\s*,\s*")
+
+
+def _value(text: str, at: int) -> tuple[str, int]:
+    """The JSON value that begins there, or what there is of it, and where it ends."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, at)
+    except ValueError:
+        end = len(text)
+    return text[at:end], end
+
+
+def _reply(rest: str) -> str:
+    """The text of a reply: of its JSON string, whole or cut; anything else as it was written."""
+    written, _ = _value(rest, 0)
+    if not written.startswith('"'):
+        return written
+    for cut in range(12):  # the longest escape is a pair of \\uXXXX
+        for end in ("", '"'):
+            try:
+                said = str(json.loads(written[: len(written) - cut] + end))
+                said.encode()  # half a pair is none
+                return said
+            except ValueError:
+                continue
+    return ""
 
 
 class Gatherer:
@@ -125,6 +160,8 @@ class Gatherer:
     def read(self, delta: Delta) -> Delta:
         self._text += delta.text
         if delta.finish is None:
-            return replace(delta, text="")
+            # Log-probabilities are of our own wire form, not of the answer.
+            return replace(delta, text="", logprobs=())
         text, calls = unwrap(self._text)
-        return replace(delta, text=text, calls=calls, finish="tool_calls" if calls else delta.finish)
+        finish = "tool_calls" if calls and delta.finish == "stop" else delta.finish
+        return replace(delta, text=text, calls=calls, logprobs=(), finish=finish)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from service.engines.choice import NOTHING, Choice
+from service.engines.llamacpp_grammar import grammar, wanted_schema
 from service.errors import BadRequest, ContextOverflow, EngineFailed, ServiceError
 from service.types import Delta
 
@@ -27,8 +29,22 @@ def request_body(asked: dict[str, Any], context_tokens: int) -> bytes:
         body["chat_template_kwargs"] = {"reasoning_effort": effort, **(body.get("chat_template_kwargs") or {})}
     for ours in ("model", "user", "service_tier", "metadata", "store", "n"):
         body.pop(ours, None)
-    if body.get("stop") is None:
-        body.pop("stop", None)
+    body.pop("stop", None)  # llamacpp_stops.py looks for them
+    if body.get("logprobs") is not None and body["logprobs"] is not False:
+        # Asked for no alternatives llama.cpp gives no log-probabilities, and 20 where nothing is said of them.
+        name = "top_logprobs" if body["logprobs"] is True else "logprobs"
+        body[name] = max(1, body.get(name) or 0)
+    if body.get("seed") is not None:
+        body["seed"] = folded(body["seed"])
+    schema = wanted_schema(body)
+    if schema is not None:
+        del body["response_format"]
+        body["grammar"] = grammar(schema)
+        # Without tools to call the answer is JSON from its first character on, so there is nothing to tell apart.
+        for unused in ("tools", "tool_choice", "parallel_tool_calls"):
+            body.pop(unused, None)
+        body["reasoning_format"] = "none"
+        body["chat_template_kwargs"] = {**(body.get("chat_template_kwargs") or {}), "enable_thinking": False}
     # OpenAI's defaults, not llama.cpp's (0.8, 40, 0.95, 0.05).
     for key, value in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if body.get(key) is None:
@@ -36,6 +52,21 @@ def request_body(asked: dict[str, Any], context_tokens: int) -> bytes:
     if body["top_k"] == -1:  # vLLM's spelling of "off"
         body["top_k"] = 0
     return orjson.dumps(body)
+
+
+def folded(seed: int) -> int:
+    """A seed of 64 bits in llama.cpp's 32, of which the highest means a random one. Small ones stay themselves."""
+    seed %= 1 << 64
+    high, low = divmod(seed, 1 << 32)
+    if high:
+        low ^= (high * 0x9E3779B1) % (1 << 32)
+    return low if low != 0xFFFFFFFF else 0x7FFFFFFF
+
+
+def alternatives(body: dict[str, Any]) -> int:
+    """How many were asked for beside each chosen token."""
+    asked = body.get("logprobs")
+    return int(body.get("top_logprobs") or 0) if asked is True else int(asked or 0)
 
 
 def error_from(error: dict[str, Any]) -> ServiceError:
@@ -55,8 +86,9 @@ def error_from(error: dict[str, Any]) -> ServiceError:
 class Meter:
     """Reads one request's chunks in order: turns llama.cpp's counters, which stand in its extras, into differences."""
 
-    def __init__(self) -> None:
-        self._choice = Choice()
+    def __init__(self, alternatives: int = 0) -> None:
+        """`alternatives`: how many of them each token's log-probability is to have."""
+        self._choice, self._alternatives = Choice(), alternatives
         self._output = self._prompt = self._drafted = self._accepted = 0
 
     @property
@@ -84,6 +116,9 @@ class Meter:
         self._prompt = self._prompt or prompt
         choices = message.get("choices")
         delta = self._choice.read(choices[0], counts) if choices else counts
+        if delta.logprobs:
+            kept = (replace(token, top=token.top[: self._alternatives]) for token in delta.logprobs)
+            delta = replace(delta, logprobs=tuple(kept))
         return None if delta == NOTHING else delta
 
 

@@ -12,7 +12,7 @@ from service.errors import BadRequest, ModelNotFound
 from service.http.backend import Mode, RequestContext, RequestedTier
 from service.http.honour import OURS, harmless, honoured, refuse_unhonoured
 from service.http.schema import ChatRequest, CompletionRequest, Message, NamedTool
-from service.http.schemas import check_schemas
+from service.http.schemas import fit_schemas
 from service.http.settings import HttpSettings
 from service.http.validate import nearest
 from service.types import Endpoint, EngineRequest, ModelCard, Tier
@@ -71,8 +71,7 @@ def make_plan(
     card = _card(request.model, cards)
     _check(request, settings, card)
     refuse_unhonoured(raw, honours)
-    check_schemas(raw, None if card is None else card.engine)
-    body = _engine_body(raw, honours)
+    body = _engine_body(fit_schemas(raw, None if card is None else card.engine), honours)
     tier = request.service_tier
     wanted: RequestedTier | None = "priority" if tier == "fast" else tier
     timeout_s = min(settings.request_timeout_s, headers.deadline_s or settings.request_timeout_s)

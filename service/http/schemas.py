@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from service.errors import BadRequest, UnsupportedField
+from service.http.canonical import canonical, one_of_fault
+from service.http.keywords import refusal, shape_fault, unknown
 from service.http.patterns import fault_of
 
 MAX_BYTES: Final = 256 * 1024
@@ -24,8 +26,9 @@ MAX_VALUES: Final = 1000
 MAX_VALUE_BYTES: Final = 64 * 1024
 MAX_REPEATS: Final = 2000
 MAX_ALL_REPEATS: Final = 50_000
-MAX_INTEGER: Final = 10**18
-"""llama.cpp counts in 64 bits and keeps the ends of the range for "no bound"."""
+MAX_BOUND: Final = 2**53
+"""Bounds are read as doubles: beyond this whole ones would move."""
+LEAST_BOUND: Final = 1e-15
 
 _PAIRS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -38,29 +41,34 @@ _INLINE: Final = ("allOf", "anyOf", "oneOf")
 Json = dict[str, Any]
 
 
-def check_schemas(raw: Json, engine: str | None) -> None:
-    """Raise BadRequest naming keyword, path and limit for the first schema in the body `raw` that is no fit grammar.
+def fit_schemas(raw: Json, engine: str | None) -> Json:
+    """`raw` with its schemas as engines are given them (canonical.py), itself where it has none.
 
-    `engine`: the name of the model's engine, None where it is not known yet; then only what no engine takes is refused.
+    Raises BadRequest naming keyword, path and limit for the first schema that is no fit grammar, or that says more than
+    a grammar can enforce. `engine`: the name of the model's engine, None where it is not known yet; then only what no
+    engine takes is refused.
     """
-    reader = _Reader(engine)
-    for schema, path in _schemas(raw):
-        reader.read(schema, path)
-
-
-def _schemas(raw: Json) -> Iterator[tuple[Json, str]]:
+    reader, taken = _Reader(), set[str]()
+    fit = dict(raw)
     wanted = raw.get("response_format") or {}
     if wanted.get("type") == "json_schema":
-        yield wanted["json_schema"]["schema"], "response_format.json_schema.schema"
+        given = wanted["json_schema"]
+        schema = reader.read(given["schema"], "response_format.json_schema.schema", enforced=True, taken=taken)
+        fit["response_format"] = wanted | {"json_schema": given | {"schema": schema}}
+    enforced = engine != "vllm" or raw.get("tool_choice") not in (None, "auto", "none")
+    tools = []
     for index, tool in enumerate(raw.get("tools") or ()):
-        parameters = tool["function"].get("parameters")
-        if parameters:
-            yield parameters, f"tools[{index}].function.parameters"
+        function = tool["function"]
+        if function.get("parameters"):
+            path, prefix = f"tools[{index}].function.parameters", f"{function['name']}."
+            schema = reader.read(function["parameters"], path, enforced=enforced, taken=taken, prefix=prefix)
+            tool = tool | {"function": function | {"parameters": schema}}
+        tools.append(tool)
+    return fit | {"tools": tools} if tools else fit
 
 
 @dataclass(slots=True)
 class _Reader:
-    engine: str | None
     bytes: int = 0
     nodes: int = 0
     values: int = 0
@@ -68,7 +76,8 @@ class _Reader:
     repeats: int = 0
     begins: dict[int, list[int]] = field(default_factory=dict)
 
-    def read(self, root: Json, path: str) -> None:
+    def read(self, root: Json, path: str, *, enforced: bool, taken: set[str], prefix: str = "") -> Json:
+        """`root` as engines are given it. `enforced`: the answer is held to it, so it may say no more than that."""
         self.bytes += len(orjson.dumps(root))
         if self.bytes > MAX_BYTES:
             _refuse(path, f"the request's schemas may have {MAX_BYTES} bytes in all, not {self.bytes}")
@@ -82,11 +91,14 @@ class _Reader:
             if self.nodes > MAX_NODES:
                 _refuse(where, f"the request's schemas may have {MAX_NODES} subschemas in all")
             self._node(node, where)
+            if enforced:
+                _enforceable(node, root, where, outermost=node is root)
             for keyword, child, at in _children(node, root, where):
                 waiting.append((child, at))
                 if keyword in _INLINE or keyword == "$ref":
                     self.begins[id(node)].append(id(child))
         self._loops(path)
+        return canonical(root, lambda ref: _target(ref, root, path), taken, prefix) if enforced else root
 
     def _node(self, node: Json, where: str) -> None:
         for least, most in _PAIRS:
@@ -99,11 +111,13 @@ class _Reader:
             _refuse(where, f"the lengths and item counts of the request's schemas may add up to {MAX_ALL_REPEATS}")
         self._range(node, where)
         self._enum(node, where)
-        pattern = node.get("pattern")
-        if pattern is not None:
+        patterns = {f"{where}.pattern": node["pattern"]} if "pattern" in node else {}
+        keys = node.get("patternProperties")
+        patterns |= {f"{where}.patternProperties.{key[:64]}": key for key in keys} if isinstance(keys, dict) else {}
+        for at, pattern in patterns.items():
             fault = fault_of(pattern) if isinstance(pattern, str) else "pattern must be a string"
             if fault is not None:
-                _refuse(f"{where}.pattern", fault)
+                _refuse(at, fault)
 
     def _range(self, node: Json, where: str) -> None:
         for name in _BOUNDS:
@@ -112,10 +126,11 @@ class _Reader:
         kinds = node.get("type")
         kinds = kinds if isinstance(kinds, list) else [kinds]
         given = [name for name in _BOUNDS if name in node]
-        if "integer" in kinds:
-            for name in given:
-                if abs(node[name]) > MAX_INTEGER:
-                    _refuse(f"{where}.{name}", f"{name} of an integer may be at most {MAX_INTEGER} in size")
+        for name in given:
+            if abs(node[name]) > MAX_BOUND:
+                _refuse(f"{where}.{name}", f"{name} may be at most {MAX_BOUND} in size")
+            if 0 < abs(node[name]) < LEAST_BOUND:
+                _refuse(f"{where}.{name}", f"{name} may be 0, or at least {LEAST_BOUND} in size")
         lows = [(node[name], name) for name in _BOUNDS[:2] if name in node]
         highs = [(node[name], name) for name in _BOUNDS[2:] if name in node]
         if lows and highs:
@@ -129,8 +144,6 @@ class _Reader:
             last = -(-high // 1) - 1 if over == "exclusiveMaximum" else high // 1
             if "integer" in kinds and first > last:
                 _refuse(f"{where}.{under}", f"no integer fits {under} {low} and {over} {high}")
-        if self.engine == "llamacpp":
-            _llamacpp(node, given, kinds, where)
 
     def _enum(self, node: Json, where: str) -> None:
         for name in ("enum", "const"):
@@ -158,19 +171,27 @@ class _Reader:
             _refuse(path, "a $ref leads back to its own schema through nothing but $ref, allOf, anyOf and oneOf")
 
 
-def _llamacpp(node: Json, given: list[str], kinds: list[Any], where: str) -> None:
-    """llama.cpp keeps bounds of integers only, whole ones, and one for each end."""
-    if given and ("number" in kinds or None in kinds):
-        raise UnsupportedField(
-            f"{where}.{given[0]}: llama.cpp cannot enforce {given[0]} on numbers, only with type integer",
-            param=f"{where}.{given[0]}",
-        )
-    for name in given:
-        if "integer" in kinds and node[name] != int(node[name]):
-            raise UnsupportedField(
-                f"{where}.{name}: llama.cpp enforces only whole bounds of an integer, not {node[name]}",
-                param=f"{where}.{name}",
-            )
+def _enforceable(node: Json, root: Json, where: str, *, outermost: bool) -> None:
+    for name, value in node.items():
+        at = f"{where}.{name[:64]}"
+        meant = unknown(name)
+        if meant is not None:
+            _refuse(at, f"no such keyword; did you mean {meant!r}?")
+        why = refusal(name, value, outermost=outermost)
+        if why is not None:
+            raise UnsupportedField(f"{at}: {why}", param=at)
+        fault = shape_fault(name, value)
+        if fault is not None:
+            _refuse(at, f"{name} {fault}")
+    optional = set(node.get("properties", ())) - set(node.get("required", ()))
+    for name in ("minProperties", "maxProperties"):
+        at = f"{where}.{name}"
+        if optional and name in node and not (name == "minProperties" and node[name] == 0):
+            raise UnsupportedField(f"{at}: {name} cannot be enforced beside properties that are not required", param=at)
+    if "oneOf" in node:
+        fault = one_of_fault(node["oneOf"], lambda ref: _target(ref, root, f"{where}.oneOf"))
+        if fault is not None:
+            raise UnsupportedField(f"{where}.oneOf: {fault}", param=f"{where}.oneOf")
 
 
 def _count(node: Json, name: str, where: str) -> int | None:

@@ -13,6 +13,8 @@ import orjson
 import pytest
 
 from service.engines.fields import HONOURED
+from service.engines.llamacpp_grammar import grammar, wanted_schema
+from service.engines.llamacpp_stops import stop_texts
 from service.engines.llamacpp_wire import request_body
 from service.engines.options import SimulatedOptions
 from service.engines.simulated import SimulatedEngine
@@ -117,9 +119,7 @@ SAME: Final = {
     "min_p",
     "parallel_tool_calls",
     "presence_penalty",
-    "response_format",
     "seed",
-    "stop",
     "temperature",
     "tool_choice",
     "tools",
@@ -133,17 +133,33 @@ LLAMACPP: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "repetition_penalty": lambda body: body.get("repeat_penalty"),
     "reasoning_effort": lambda body: body.get("chat_template_kwargs", {}).get("reasoning_effort"),
 }
+BESIDE: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+    "response_format": lambda body: wanted_schema(body) and grammar(wanted_schema(body)),
+    "stop": stop_texts,
+}
+"""What the engine itself makes of them: a grammar, and texts that it looks for in the answer."""
 
 
 def test_every_field_that_llamacpp_obeys_is_read_here() -> None:
-    assert SAME | LLAMACPP.keys() == HONOURED["llamacpp"] - OURS
+    assert SAME | LLAMACPP.keys() | BESIDE.keys() == HONOURED["llamacpp"] - OURS
 
 
 def obeyed_by(engine: str) -> list[tuple[Endpoint, str]]:
     return [(endpoint, name) for endpoint, name in ENGINES_FIELDS if name in HONOURED[engine]]
 
 
-@pytest.mark.parametrize(("endpoint", "name"), obeyed_by("llamacpp"))
+@pytest.mark.parametrize(("endpoint", "name"), [pair for pair in obeyed_by("llamacpp") if pair[1] in BESIDE])
+def test_llamacpp_s_engine_reads_what_it_obeys_itself(endpoint: Endpoint, name: str) -> None:
+    asked, plain = (BESIDE[name](engine_body(make(endpoint, name), HONOURED["llamacpp"])) for make in (asking, without))
+    assert asked and not plain
+
+
+def test_llamacpp_gets_a_grammar_for_a_schema() -> None:
+    body = engine_body(asking("chat", "response_format"), HONOURED["llamacpp"])
+    assert orjson.loads(request_body(body, 64))["grammar"] == BESIDE["response_format"](body)
+
+
+@pytest.mark.parametrize(("endpoint", "name"), [pair for pair in obeyed_by("llamacpp") if pair[1] not in BESIDE])
 def test_llamacpp_gets_what_it_obeys(endpoint: Endpoint, name: str) -> None:
     read = LLAMACPP.get(name, lambda body: body.get(name))
     asked, plain = (

@@ -6,9 +6,9 @@ import orjson
 import pytest
 
 from service.engines.llamacpp_tools import Gatherer, unwrap, wrap
-from service.engines.llamacpp_wire import Meter, counter, error_from, request_body
+from service.engines.llamacpp_wire import Meter, alternatives, counter, error_from, folded, request_body
 from service.errors import BadRequest, ContextOverflow, EngineFailed
-from service.types import Delta
+from service.types import Delta, TokenLogprob
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
@@ -61,14 +61,76 @@ def test_tools_become_a_schema_and_come_back() -> None:
     assert text == "" and call.id and (call.index, call.name) == (0, "f")
     assert json.loads(call.arguments) == {"a": "ä"}
     assert unwrap('{"response": "hello"}') == ("hello", ())
-    assert unwrap('{"tool_calls": [{"na') == ('{"tool_calls": [{"na', ())
 
 
 def test_a_tool_that_is_not_there() -> None:
     with pytest.raises(BadRequest, match="'g'"):
         wrap({"messages": [], "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}})
-    with pytest.raises(BadRequest, match="response_format"):
-        wrap({"messages": [], "tools": [TOOL], "response_format": {"type": "json_object"}})
+
+
+CUT = '{ "tool_calls": [{"name": "f", "arguments": {"a": "},"}}, {"name": "g", "arguments": {"b": [1'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        (CUT, "", [("f", '{"a": "},"}'), ("g", '{"b": [1')]),
+        (CUT[:66], "", [("f", '{"a": "},"}')]),
+        ('{"tool_calls": [{"na', "", []),
+        ('{"response": "hel', "hel", []),
+        ('{"response": "hel\\n\\u00e', "hel\n", []),
+        ('{"response": "a\\ud83d', "a", []),
+        ('{"response": {"a": 1}}', '{"a": 1}', []),
+        ("", "", []),
+    ],
+)
+def test_a_cut_answer_keeps_what_was_finished(text: str, said: str, calls: list[tuple[str, str]]) -> None:
+    """Nothing of our own wire form is shown."""
+    found, parts = unwrap(text)
+    assert (found, [(part.name, part.arguments) for part in parts]) == (said, calls)
+
+
+def test_a_named_tool_is_called_once_and_a_reply_may_have_a_schema() -> None:
+    named = wrap({"messages": [], "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}})
+    assert named["response_format"]["json_schema"]["schema"]["properties"]["tool_calls"]["maxItems"] == 1
+    ask = {"messages": [], "tools": [TOOL], "response_format": {"type": "json_object"}}
+    _, reply = wrap(ask)["response_format"]["json_schema"]["schema"]["anyOf"]
+    assert reply["properties"]["response"] == {"type": "object"}
+
+
+def test_definitions_of_tools_move_to_the_outermost_schema() -> None:
+    with_definition = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/f.X"}},
+        "$defs": {"f.X": {"type": "null"}},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": with_definition}}, TOOL]
+    schema = wrap({"messages": [], "tools": tools})["response_format"]["json_schema"]["schema"]
+    assert schema["$defs"] == {"f.X": {"type": "null"}} and "$defs" in with_definition
+
+
+def test_alternatives_are_those_that_were_asked_for() -> None:
+    for asked, sent, beside in (
+        ({"logprobs": True}, ("top_logprobs", 1), 0),
+        ({"logprobs": True, "top_logprobs": 0}, ("top_logprobs", 1), 0),
+        ({"logprobs": True, "top_logprobs": 3}, ("top_logprobs", 3), 3),
+        ({"logprobs": 0}, ("logprobs", 1), 0),
+        ({"logprobs": 2}, ("logprobs", 2), 2),
+    ):
+        assert orjson.loads(request_body(asked, 64))[sent[0]] == sent[1] and alternatives(asked) == beside
+    entry = {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "a", "logprob": -1.0}]}
+    chunk = {"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [entry]}}]}
+    bare = Meter(0).read(chunk)
+    assert bare is not None and bare.logprobs == (TokenLogprob("a", -1.0),)
+    full = Meter(1).read(chunk)
+    assert full is not None and len(full.logprobs[0].top) == 1
+
+
+def test_seeds_are_folded_and_none_is_random() -> None:
+    assert [folded(seed) for seed in (0, 7, 0xFFFFFFFE)] == [0, 7, 0xFFFFFFFE]
+    odd = (-1, 7, 0xFFFFFFFF, 0xFFFFFFFF + 8, 2**63 - 1, -(2**63))
+    assert len({folded(seed) for seed in odd}) == len(odd)
+    assert all(0 <= folded(seed) < 0xFFFFFFFF for seed in odd)
 
 
 def test_earlier_calls_and_results_become_text() -> None:
