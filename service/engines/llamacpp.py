@@ -33,6 +33,7 @@ from service.engines.protocol import Report
 from service.engines.text import parse_chunk
 from service.errors import BadRequest, EngineFailed, UnsupportedField, UserError
 from service.gguf.header import read_header
+from service.gguf.values import value_faults
 from service.types import Delta, EngineRequest, EngineStats, LoadProgress, ModelCard
 
 METRICS_S = 2.0
@@ -65,6 +66,9 @@ class LlamaCppEngine:
     async def load(self, report: Report) -> ModelCard:
         if not self._path.is_file():
             raise UserError(f"model file {self._path} does not exist; give --model FILE.gguf or set model.path")
+        header = await asyncio.to_thread(read_header, self._path)
+        if faults := value_faults(header):
+            raise UserError(f"{self._path}: " + "; ".join(faults))
         size = self._path.stat().st_size
         key = secrets.token_urlsafe(32)
         report(LoadProgress("reading weights", f"{self._path.name}, {size / 1e9:.2f} GB"))
@@ -81,7 +85,6 @@ class LlamaCppEngine:
         self._http = httpx.AsyncClient(
             base_url=self._server.listening_address, headers={"authorization": f"Bearer {key}"}, timeout=30.0
         )
-        header = await asyncio.to_thread(read_header, self._path)
         self._template = header.chat_template is not None
         capabilities = (await self._http.get("/props")).json().get("chat_template_caps") or {}
         self._template_has_tools = bool(capabilities.get("supports_tools"))
@@ -150,8 +153,8 @@ class LlamaCppEngine:
                 self._accepted += delta.accepted
                 if held is not None:
                     text += delta.text
-                    if delta.finish == "stop":
-                        await self._trials.judge(held, text)
+                    if delta.finish is not None:
+                        await self._trials.judge(held, text, cut=delta.finish == "length")
                 if gatherer is not None:
                     delta = gatherer.read(delta)
                 yield stops.feed(delta)
@@ -206,6 +209,7 @@ class LlamaCppEngine:
     async def tokenize(self, body: bytes) -> bytes:
         ask: dict[str, Any] = orjson.loads(body)
         if "messages" in ask:
+            self._check_chat(ask)
             keys = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
             rendered = await self._ask("/apply-template", {key: ask[key] for key in keys if key in ask})
             text, special = rendered["prompt"], False

@@ -12,8 +12,8 @@ import orjson
 
 Json = dict[str, Any]
 
-SPACE: Final = r"[\x20\x0A\x0D\x09]{1,24}"
-"""Between two parts of a JSON text; without an end a small model may write nothing else."""
+_ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON in one line: where white space is free a small model may write nothing else."""
 _PLAIN: Final = frozenset(
     {"$defs", "$ref", "additionalProperties", "anyOf", "const", "enum", "items", "properties", "required", "type"}
 )
@@ -23,7 +23,7 @@ _MOST_PLAIN: Final = 400
 
 
 def grammar(schema: Json) -> str:
-    held = {**schema, "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": SPACE}}
+    held = {**schema, "x-guidance": _ONE_LINE}
     return f"%llguidance {{}}\nstart: %json {orjson.dumps(held).decode()}"
 
 

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import random
 import resource
 import sys
 from collections import OrderedDict
@@ -23,13 +24,18 @@ import orjson
 
 from service.errors import BadRequest, EngineFailed, Overloaded
 
-DEADLINE_S: Final = 5.0
+DEADLINE_S: Final = 10.0
+START_S: Final = 60.0
 MEMORY_BYTES: Final = 1 << 30
 CPU_S: Final = 4
+WALKS: Final = 4
+WALKED_BYTES: Final = 100
 REMEMBERED: Final = 512
 WAITING: Final = 64
+READY: Final = b"ready\n"
 _LINE: Final = 64 << 20
 _END: Final = 256
+_TOO_MUCH: Final = f"it took more than {CPU_S} s or {MEMORY_BYTES >> 20} MiB to make a grammar of it"
 
 
 class Trials:
@@ -50,7 +56,7 @@ class Trials:
                 if key not in self._verdicts:
                     verdict = await self._ask({"grammar": grammar})
                     self.tried += 1
-                    self._verdicts[key] = f"took more than {DEADLINE_S:g} s or 1 GiB" if verdict is None else verdict
+                    self._verdicts[key] = _TOO_MUCH if verdict is None else verdict
         self._verdicts.move_to_end(key)
         fault = self._verdicts[key]
         while len(self._verdicts) > REMEMBERED:
@@ -58,10 +64,10 @@ class Trials:
         if fault:
             raise BadRequest(f"the schema of this request cannot be enforced: {fault}")
 
-    async def judge(self, grammar: str, text: str) -> None:
-        """Raises EngineFailed where the whole answer `text` is not one that `grammar` allows."""
+    async def judge(self, grammar: str, text: str, *, cut: bool) -> None:
+        """Raises EngineFailed where `grammar` does not allow the answer `text`, which may be `cut` by its length."""
         async with self._place():
-            verdict = await self._ask({"grammar": grammar, "text": text})
+            verdict = await self._ask({"grammar": grammar, "text": text, "cut": cut})
         if verdict is None:
             raise EngineFailed("the answer could not be compared with its schema in time")
         if verdict:
@@ -78,13 +84,14 @@ class Trials:
         finally:
             self._waiting -= 1
 
-    async def _ask(self, request: dict[str, str]) -> str | None:
+    async def _ask(self, request: dict[str, Any]) -> str | None:
         """The verdict, empty where there is no fault; None where the process did not reach one within its limits."""
         answered = False
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(START_S):
                 if self._child is None or self._child.returncode is not None:
                     self._child = await _start()
+            async with asyncio.timeout(DEADLINE_S):
                 assert self._child.stdin is not None and self._child.stdout is not None
                 self._child.stdin.write(orjson.dumps(request) + b"\n")
                 await self._child.stdin.drain()
@@ -106,10 +113,11 @@ class Trials:
 
 
 async def _start() -> asyncio.subprocess.Process:
+    """The process, once it has loaded the library: a busy machine's start is no grammar's fault."""
     # The package's root, where this one was not installed.
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return await asyncio.create_subprocess_exec(
+    child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "service.engines.llamacpp_trial",
@@ -119,6 +127,10 @@ async def _start() -> asyncio.subprocess.Process:
         env={**os.environ, "PYTHONPATH": path},
         limit=_LINE,
     )
+    assert child.stdout is not None
+    if await child.stdout.readline() != READY:
+        raise EngineFailed("the process that tries schemas does not start")
+    return child
 
 
 # -- the process -----------------------------------------------------------------------------------------------------
@@ -134,6 +146,7 @@ class _Library(Protocol):
     llg_free_matcher: Any
     llg_matcher_get_error: Any
     llg_matcher_compute_mask: Any
+    llg_matcher_get_mask: Any
     llg_matcher_consume_tokens: Any
     llg_matcher_is_accepting: Any
 
@@ -168,6 +181,7 @@ class Judge:
         library.llg_validate_grammar.argtypes = [pointer, text, text, text, ctypes.c_size_t]
         library.llg_new_matcher.argtypes = [pointer, text, text]
         library.llg_free_matcher.argtypes = library.llg_matcher_compute_mask.argtypes = [pointer]
+        library.llg_matcher_get_mask.argtypes, library.llg_matcher_get_mask.restype = [pointer], pointer
         library.llg_matcher_get_error.argtypes, library.llg_matcher_get_error.restype = [pointer], text
         library.llg_matcher_consume_tokens.argtypes = [pointer, pointer, ctypes.c_size_t]
         library.llg_matcher_is_accepting.argtypes, library.llg_matcher_is_accepting.restype = [pointer], ctypes.c_bool
@@ -187,22 +201,36 @@ class Judge:
         verdict = self._library.llg_validate_grammar(self._init, b"lark", grammar.encode(), message, len(message))
         if verdict < 0:
             return _words(message.value)
-        matcher = self._library.llg_new_matcher(self._init, b"lark", grammar.encode())
-        try:
-            self._library.llg_matcher_compute_mask(matcher)
-            return _words(self._library.llg_matcher_get_error(matcher) or b"")
-        finally:
-            self._library.llg_free_matcher(matcher)
+        return next(filter(None, (self._walked(grammar, random.Random(seed)) for seed in range(WALKS))), "")
 
-    def fault_in(self, grammar: str, text: str) -> str:
-        """What of `text` the grammar does not allow, empty where it is a whole answer of it."""
+    def _walked(self, grammar: str, rng: random.Random) -> str:
+        """The fault met on the way of a random answer: a grammar may be found too large only when it is followed."""
+        library, token = self._library, ctypes.c_uint32()
+        matcher = library.llg_new_matcher(self._init, b"lark", grammar.encode())
+        try:
+            for _ in range(WALKED_BYTES):
+                if library.llg_matcher_compute_mask(matcher) != 0:
+                    return _words(library.llg_matcher_get_error(matcher) or b"")
+                mask = ctypes.string_at(library.llg_matcher_get_mask(matcher), _END // 8 + 1)
+                allowed = [byte for byte in range(_END) if mask[byte // 8] >> byte % 8 & 1]
+                if not allowed:
+                    break
+                token.value = rng.choice(allowed)
+                if library.llg_matcher_consume_tokens(matcher, ctypes.byref(token), 1) != 0:
+                    return _words(library.llg_matcher_get_error(matcher) or b"")
+            return ""
+        finally:
+            library.llg_free_matcher(matcher)
+
+    def fault_in(self, grammar: str, text: str, *, cut: bool) -> str:
+        """What of `text` the grammar does not allow; empty where it is an answer of it, or the beginning of one."""
         data = text.encode("utf-8", "replace")
         tokens = (ctypes.c_uint32 * len(data)).from_buffer(bytearray(_wide(data)))
         matcher = self._library.llg_new_matcher(self._init, b"lark", grammar.encode())
         try:
             if self._library.llg_matcher_consume_tokens(matcher, tokens, len(data)) != 0:
                 return "it left the grammar"
-            return "" if self._library.llg_matcher_is_accepting(matcher) else "it ended too early"
+            return "" if cut or self._library.llg_matcher_is_accepting(matcher) else "it ended too early"
         finally:
             self._library.llg_free_matcher(matcher)
 
@@ -222,6 +250,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     judge = Judge()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
         # Counted from here: the kernel ends this process even where nobody waits for it any more.
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -229,7 +259,11 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         asked = orjson.loads(line)
         text = asked.get("text")
-        fault = judge.fault_of(asked["grammar"]) if text is None else judge.fault_in(asked["grammar"], text)
+        fault = (
+            judge.fault_of(asked["grammar"])
+            if text is None
+            else judge.fault_in(asked["grammar"], text, cut=asked["cut"])
+        )
         sys.stdout.buffer.write(orjson.dumps({"fault": fault}) + b"\n")
         sys.stdout.buffer.flush()
 

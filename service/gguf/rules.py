@@ -18,6 +18,7 @@ from service.gguf.hf_config import Attention
 from service.gguf.memory import per_gpu
 from service.gguf.plan import KERNELS, weights_plan
 from service.gguf.tokenizer import SPLITS
+from service.gguf.values import value_faults
 
 Level = Literal["ok", "note", "refuse"]
 
@@ -138,6 +139,14 @@ def _tensors_of_others(header: GgufHeader) -> Found:
     yield "ok", f"{len(header.tensors)} tensors in {layers} blocks"
 
 
+def _values(header: GgufHeader, setup: Setup) -> Found:
+    faults = value_faults(header)
+    for fault in faults:
+        yield "refuse", fault
+    if not faults:
+        yield "ok", "every number of the header is one that engines can use"
+
+
 def _unused(header: GgufHeader, setup: Setup) -> Found:
     if header.architecture != ARCHITECTURE:
         return
@@ -247,6 +256,7 @@ def _settings(header: GgufHeader, setup: Setup) -> Found:
 
 _RULES: dict[str, Callable[[GgufHeader, Setup], Found]] = {
     "architecture": _architecture,
+    "values": _values,
     "tensors": _tensors,
     "unused": _unused,
     "types": _types,

@@ -44,6 +44,8 @@ def arguments(
         # What a request leaves out is OpenAI's default, not the file's.
         "--generation-config=vllm",
         "--enable-prompt-tokens-details",
+        # vLLM's first choice, xgrammar, drops keywords without a word (docs/decisions.md).
+        f"--structured-outputs-config={json.dumps({'backend': 'guidance'})}",
         f"--additional-config={json.dumps(_ours(options, progress))}",
         "--enable-prefix-caching" if options.prefix_cache else "--no-enable-prefix-caching",
     ]

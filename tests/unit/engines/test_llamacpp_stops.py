@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ LETTERS = st.text("ab", max_size=12)
 @given(LETTERS, st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.integers(0, 12)))
 def test_every_split_gives_the_same_text(text: str, stops: list[str], cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[at:end] for at, end in zip(places, places[1:], strict=False)]
+    pieces = [text[at:end] for at, end in pairwise(places)]
     deltas = [Delta(piece, logprobs=(TokenLogprob(piece, -1.0),)) for piece in pieces] + [Delta(finish="length")]
     reader, said, tokens = Stops(tuple(stops)), "", ""
     for delta in deltas:

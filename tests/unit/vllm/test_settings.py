@@ -103,6 +103,7 @@ def test_arguments() -> None:
     found = arguments(model, options, on_cpu=False, progress=Path("/p"))
     assert {"--tensor-parallel-size=8", "--max-num-seqs=32", "--performance-mode=interactivity"} <= set(found)
     assert {"--distributed-executor-backend=mp", "--tool-call-parser=glm47", "--reasoning-parser=glm45"} <= set(found)
+    assert '--structured-outputs-config={"backend": "guidance"}' in found
     assert "--enforce-eager" not in found
     speculative = json.loads(next(a for a in found if a.startswith("--speculative-config=")).split("=", 1)[1])
     assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 8, 3], [9, 512, 0]]
