@@ -29,12 +29,18 @@ CONCURRENCY: tuple[str, ...] = (
 )
 """Powers of two: bucket i holds (2^(i-1), 2^i] requests decoding at once; the last one is open."""
 
-LOAD_PHASES: tuple[str, ...] = ("header", "gate", "weights", "compile", "warm", "canary", "ready", OTHER)
+LOAD_PHASES: tuple[str, ...] = (
+    *("header", "gate", "start", "weights", "kv", "compile", "warm", "canary", "ready", OTHER),
+)
 
 _PHASE_WORDS: tuple[tuple[str, str], ...] = (
     ("header", "header"),
+    ("check", "header"),
     ("gate", "gate"),
     ("canar", "canary"),
+    ("judg", "canary"),
+    ("start", "start"),
+    ("kv", "kv"),
     ("warm", "warm"),
     ("compil", "compile"),
     ("graph", "compile"),

@@ -11,7 +11,7 @@ from service.errors import UserError
 from service.planning import calibration as calibrations
 from service.planning.hardware import Box
 from service.planning.hardware import box as find_box
-from service.planning.settings import VLLM_CAPTURE_SIZES, VLLM_INTERACTIVE_SIZES, EngineSettings
+from service.planning.settings import EngineSettings, capture_sizes
 from service.planning.shape import Attention, ModelShape
 from service.planning.sources import model_shape
 from service.planning.step_model import MTP_DRAFTS, StepModel
@@ -26,7 +26,7 @@ def engine_settings(
     """How an engine with these options decodes `shape` on `box`. `slots`: requests at once; `context_tokens`: longest
     request, which chooses the attention. Raises UserError where the step model knows not this engine on this box, or
     drafts are asked of a model that has no layer for them."""
-    settings = EngineSettings(**_chosen(options, shape, box, context_tokens), slots=slots)
+    settings = EngineSettings(**_chosen(options, shape, box, slots, context_tokens), slots=slots)
     if settings.draft_tokens and not shape.mtp_layers:
         raise UserError(f"{shape.name} has no MTP layer: it cannot draft {settings.draft_tokens} tokens a step")
     return settings
@@ -64,7 +64,7 @@ def served_model(options: Options, file: str, hardware: str, *, slots: int, cont
     return StepModel(shape, box, settings, calibrations.choose(shape, box, settings))
 
 
-def _chosen(options: Options, shape: ModelShape, box: Box, context_tokens: int) -> dict[str, Any]:
+def _chosen(options: Options, shape: ModelShape, box: Box, slots: int, context_tokens: int) -> dict[str, Any]:
     """Fields of EngineSettings that these options decide."""
     cpu: dict[str, Any] = {"runtime": "llamacpp", "kernels": "llamacpp"}
     if isinstance(options, SimulatedOptions):
@@ -77,7 +77,7 @@ def _chosen(options: Options, shape: ModelShape, box: Box, context_tokens: int) 
         return cpu | {"tp": 1, "graphs": False, "prefill_chunk": options.batch_tokens}
     if box.gpu.is_cpu:
         raise UserError(f"{box.name} has no GPUs, and the step model knows vllm on GPUs only")
-    sizes = VLLM_INTERACTIVE_SIZES if options.mode == "interactivity" else VLLM_CAPTURE_SIZES
+    sizes = capture_sizes(options.mode == "interactivity", slots, options.mtp_tokens)
     kv_bytes = 1.0 if options.kv_type == "fp8" else 4.0 if options.dtype == "float32" else 2.0
     return {
         "tp": options.tensor_parallel,

@@ -12,10 +12,28 @@ from service.planning.shape import Attention, Runtime
 Family = Literal["plugin", "marlin", "hybrid", "bf16", "nvfp4-cutlass", "nvfp4-b12x", "llamacpp"]
 FAMILIES: tuple[Family, ...] = ("plugin", "marlin", "hybrid", "bf16", "nvfp4-cutlass", "nvfp4-b12x", "llamacpp")
 
-# vLLM 0.29 captures 1, 2, 4, then every 8 to 256, then every 16 to 512 (and pads a batch up to the next size).
+# vLLM itself captures 1, 2, 4, then every 8 to 256, then every 16 to 512 (and pads a batch up to the next size).
 VLLM_CAPTURE_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 # Its performance mode "interactivity" captures every size up to 32 instead.
 VLLM_INTERACTIVE_SIZES = (*range(1, 33), *VLLM_CAPTURE_SIZES[7:])
+
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+"""Batch sizes that get a CUDA graph: 21 where vLLM has 51, each captured twice while a start waits. Beyond 8 a batch is
+padded by half at most, and by a quarter beyond 256; the weights that a step reads are the same."""
+SMALL = 16
+"""In interactivity every size up to this one: padding is the one user's time."""
+
+
+def capture_sizes(interactive: bool, slots: int, draft_tokens: int) -> tuple[int, ...]:
+    """Batch sizes captured for a pool of `slots` requests. Steps that also compute a piece of a prompt may be twice as
+    large. With drafts vLLM's own list, whose sizes are multiples of the tokens that a request computes in a step."""
+    if draft_tokens:
+        return VLLM_INTERACTIVE_SIZES if interactive else VLLM_CAPTURE_SIZES
+    most = min(2 * slots, LADDER[-1])
+    small = range(1, SMALL + 1) if interactive else ()
+    exact = {slots} if slots <= most else set[int]()
+    return tuple(sorted({size for size in (*small, *LADDER) if size <= most} | exact))
+
 
 Schedule = tuple[tuple[int, int, int], ...]
 """(first, last, tokens) ranges of batch size, in order, the first from 1: how many tokens each request drafts."""

@@ -5,7 +5,6 @@ The plugin asks each class `matches(config)` with the Hugging Face config and le
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from vllm_gguf_plugin.weights_adapter.default import GGUFWeightsAdapter
 from vllm_gguf_plugin.weights_adapter.gemma3 import Gemma3GGUFAdapter
 
 from service.engines.vllm import platform
+from service.engines.vllm.progress import journal
 from service.engines.vllm.weights import Named, Progress, TensorFiles, dequantise, stream
 from service.gguf.glm_dsa import ARCHITECTURE
 from service.gguf.header import GgufHeader, read_header
@@ -87,9 +87,7 @@ class _Reporter:
 
     def __init__(self, name: str) -> None:
         self._name, self._logged, self._written = name, 0.0, 0.0
-        told = get_current_vllm_config().additional_config
-        path = told.get("glm5_progress") if isinstance(told, dict) else None
-        self._file = Path(path) if path and get_tensor_model_parallel_rank() == 0 else None
+        self._journal = journal(get_tensor_model_parallel_rank())
 
     def __call__(self, progress: Progress) -> None:
         last = progress.done == progress.total
@@ -103,11 +101,9 @@ class _Reporter:
                 progress.gb_per_s,
                 progress.eta_s or 0.0,
             )
-        if self._file is not None and (progress.seconds - self._written >= _WRITE_EVERY_S or last):
+        if self._journal is not None and (progress.seconds - self._written >= _WRITE_EVERY_S or last):
             self._written = progress.seconds
-            fresh = self._file.with_suffix(".new")
-            fresh.write_text(json.dumps({"done": progress.done, "total": progress.total, "seconds": progress.seconds}))
-            fresh.replace(self._file)
+            self._journal.weights(progress.done, progress.total, progress.seconds)
 
 
 class _Plain:

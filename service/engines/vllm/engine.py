@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.engines.fields import HONOURED
 from service.engines.protocol import Report
-from service.engines.vllm import canary, launch, versions, warmup
+from service.engines.vllm import canary, launch, progress, versions, warmup
 from service.engines.vllm.attention import choose_attention, exactness
 from service.engines.vllm.books import Books
 from service.engines.vllm.layer import Layer
@@ -35,6 +35,9 @@ from service.types import Delta, EngineRequest, EngineStats, LoadProgress, Model
 
 SPARSE = ("glm_moe_dsa", "deepseek_v32")
 """model_type of Hugging Face directories that vLLM serves with an indexer, which it has for GPUs only."""
+
+POLL_S = 0.25
+"""How often the loading processes' word is read: a phase's time is told as exactly as that."""
 
 
 class VllmEngine:
@@ -62,15 +65,15 @@ class VllmEngine:
         on_cpu = await _on_cpu()
         header, model = await asyncio.to_thread(self._prepare, on_cpu)
         with tempfile.TemporaryDirectory(prefix="glm5-load-") as place:
-            progress = Path(place) / "progress"
-            argv = launch.arguments(model, self._options, on_cpu=on_cpu, progress=progress, traces=self._traces)
-            os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0))))
+            told = Path(place) / "progress"
+            argv = launch.arguments(model, self._options, on_cpu=on_cpu, traces=self._traces)
+            os.environ.update(launch.variables(self._options, len(os.sched_getaffinity(0)), told))
             deadline = time.monotonic() + self._options.load_timeout_s
             starting = asyncio.create_task(asyncio.to_thread(Layer.build, argv, self._books))
             with contextlib.ExitStack() as given_up:
                 # A start cannot be broken off half-way: it is ended as soon as it is done.
                 given_up.callback(starting.add_done_callback, _close_when_built)
-                await self._watch(starting, progress, report)
+                await self._watch(starting, told, report)
                 given_up.pop_all()
         self._layer = starting.result()
         await self._layer.open()
@@ -167,18 +170,23 @@ class VllmEngine:
         file = linked_file(place, header)
         return header, launch.Model(file, self._served, header.architecture, place, self._context, self._slots)
 
-    async def _watch(self, starting: asyncio.Task[Layer], progress: Path, report: Report) -> None:
+    async def _watch(self, starting: asyncio.Task[Layer], path: Path, report: Report) -> None:
         """Report while vLLM starts. Raises UserError with the reason when it does not, or takes too long."""
-        started = time.monotonic()
+        started, told = time.monotonic(), 0
+        report(LoadProgress(progress.STARTING))
         while not starting.done():
-            await asyncio.wait({starting}, timeout=0.5)
-            seconds = time.monotonic() - started
-            report(_progress(progress, seconds))
+            await asyncio.wait({starting}, timeout=POLL_S)
+            seconds, now = time.monotonic() - started, progress.read(path)
+            # Each of them, though several may have begun since the last look.
+            for phase in now.phases[told:]:
+                report(LoadProgress(phase))
+            told = len(now.phases)
+            report(_progress(now, seconds))
             if seconds > self._options.load_timeout_s:
                 raise UserError(f"vLLM did not come up in {seconds:.0f} s")
         failure = starting.exception()
         if failure is not None:
-            reason = _told(progress).get("fault") or str(failure)
+            reason = progress.read(path).fault or str(failure)
             raise UserError(f"vLLM cannot serve {self._path}: {reason}") from failure
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
@@ -318,23 +326,14 @@ def _close_when_built(starting: asyncio.Task[Layer]) -> None:
         threading.Thread(target=starting.result().close, daemon=True).start()
 
 
-def _told(progress: Path) -> dict[str, Any]:
-    """What the loading process wrote last: bytes `done` and `total`, `seconds`, or a `fault`."""
-    try:
-        found = orjson.loads(progress.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _progress(progress: Path, seconds: float) -> LoadProgress:
-    told = _told(progress)
-    total, done = told.get("total", 0), told.get("done", 0)
-    if not total:
-        return LoadProgress("starting vLLM", f"{seconds:.0f} s so far")
-    if done >= total:
-        return LoadProgress("warming up", f"weights read in {told['seconds']:.0f} s")
-    eta = told["seconds"] * (total - done) / done if done else None
-    rate = done / max(told["seconds"], 1e-9) / 1e9
-    detail = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate:.2f} GB/s"
-    return LoadProgress("reading weights", detail, done / total, eta)
+def _progress(told: progress.Told, seconds: float) -> LoadProgress:
+    """The phase that is under way, `seconds` after vLLM was started."""
+    phase = told.phases[-1] if told.phases else progress.STARTING
+    if phase != progress.STEPS["load_model"] or not told.total:
+        return LoadProgress(phase, f"{seconds:.0f} s so far")
+    if told.done >= told.total:
+        return LoadProgress(phase, f"read in {told.seconds:.0f} s")
+    eta = told.seconds * (told.total - told.done) / told.done if told.done else None
+    rate = told.done / max(told.seconds, 1e-9) / 1e9
+    detail = f"{told.done / 1e9:.2f} of {told.total / 1e9:.2f} GB, {rate:.2f} GB/s"
+    return LoadProgress(phase, detail, told.done / told.total, eta)

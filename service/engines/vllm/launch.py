@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.engines.vllm.options import VllmOptions
+from service.engines.vllm.progress import VARIABLE
 from service.gguf.glm_dsa import ARCHITECTURE
+from service.planning.settings import capture_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,9 @@ PROFILED_STEPS = 64
 """A trace holds thousands of events a step and is written while requests wait."""
 
 
-def arguments(
-    model: Model, options: VllmOptions, *, on_cpu: bool, progress: Path, traces: Path | None = None
-) -> list[str]:
-    """Arguments for vLLM's own parser. `progress`: file in which the loading process reports. `traces`: folder for the
-    profiler's, where it is on."""
+def arguments(model: Model, options: VllmOptions, *, on_cpu: bool, traces: Path | None = None) -> list[str]:
+    """Arguments for vLLM's own parser. `traces`: folder for the profiler's, where it is on. What decides the
+    computation is the same at every start of the same profile: vLLM finds what it compiled by a hash of it."""
     args = [
         f"--model={model.path}",
         f"--served-model-name={model.served_name}",
@@ -39,22 +39,23 @@ def arguments(
         f"--tensor-parallel-size={options.tensor_parallel}",
         f"--dtype={options.dtype}",
         f"--performance-mode={options.mode}",
-        # Not Ray's: one replica is one process tree, which ends with it.
-        "--distributed-executor-backend=mp",
+        # Not Ray's: one replica is one process tree, which ends with it. A single rank computes in the engine's own
+        # process: one process less that imports vLLM, and no hand-over at each step.
+        f"--distributed-executor-backend={'mp' if options.tensor_parallel > 1 else 'uni'}",
         # What a request leaves out is OpenAI's default, not the file's.
         "--generation-config=vllm",
         "--enable-prompt-tokens-details",
         # vLLM's first choice, xgrammar, drops keywords without a word (docs/decisions.md).
         f"--structured-outputs-config={json.dumps({'backend': 'guidance'})}",
-        f"--additional-config={json.dumps(_ours(options, progress))}",
+        f"--additional-config={json.dumps(_ours(options))}",
         "--enable-prefix-caching" if options.prefix_cache else "--no-enable-prefix-caching",
     ]
     if model.config_dir is not None:
         args += [f"--hf-config-path={model.config_dir}", f"--tokenizer={model.config_dir}"]
     if on_cpu or not options.cuda_graphs:
         args.append("--enforce-eager")
-    elif options.graph_sizes:
-        args.append("--cudagraph-capture-sizes=" + ",".join(map(str, options.graph_sizes)))
+    elif sizes := graph_sizes(options, model.slots):
+        args += ["--cudagraph-capture-sizes", *map(str, sizes)]
     if not on_cpu:
         args.append(f"--gpu-memory-utilization={options.gpu_memory_fraction}")
     if options.batch_tokens:
@@ -83,10 +84,17 @@ def arguments(
     return [*args, *options.extra_args]
 
 
-def _ours(options: VllmOptions, progress: Path) -> dict[str, object]:
+def graph_sizes(options: VllmOptions, slots: int) -> tuple[int, ...]:
+    """Batch sizes to capture; none: as vLLM chooses (with drafts it counts in tokens, and knows best)."""
+    if options.graph_sizes or options.mtp_tokens:
+        return tuple(sorted(options.graph_sizes))
+    return capture_sizes(options.mode == "interactivity", slots, options.mtp_tokens)
+
+
+def _ours(options: VllmOptions) -> dict[str, object]:
     """What our own code in vLLM's processes reads."""
     kernels = {"packed": options.kernels == "packed", "bf16_copies": options.bf16_copies}
-    return {"glm5_progress": str(progress), "glm5": kernels}
+    return {"glm5": kernels}
 
 
 def _speculative(model: Model, options: VllmOptions) -> dict[str, object]:
@@ -99,9 +107,13 @@ def _speculative(model: Model, options: VllmOptions) -> dict[str, object]:
     return found
 
 
-def variables(options: VllmOptions, cores: int) -> dict[str, str]:
-    """Environment of vLLM's processes. vLLM reads some settings from there alone; all are set, none is left to luck."""
+def variables(options: VllmOptions, cores: int, progress: Path) -> dict[str, str]:
+    """Environment of vLLM's processes. vLLM reads some settings from there alone; all are set, none is left to luck.
+    `progress`: file in which the loading process reports."""
     return {
+        VARIABLE: str(progress),
+        # What a start measured of the GPU's memory serves the next one, where as much memory is free.
+        "VLLM_ENABLE_STARTUP_PLAN": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(options.cpu_kv_gib),
         "VLLM_CPU_OMP_THREADS_BIND": bind(options.cpu_cores, options.tensor_parallel, cores),
         "VLLM_NO_USAGE_STATS": "1",

@@ -26,7 +26,7 @@ class VllmOptions(BaseModel):
         "balanced", description="vLLM's performance mode: interactivity for a latency pool, throughput for the other."
     )
     cuda_graphs: bool = Field(True, description="Replay decode steps as CUDA graphs (ignored on CPUs).")
-    graph_sizes: tuple[int, ...] = Field((), description="Batch sizes that get a graph. Empty: vLLM's own list.")
+    graph_sizes: tuple[int, ...] = Field((), description="Batch sizes that get a graph. Empty: by mode and slots.")
     mtp_tokens: int = Field(0, ge=0, le=8, description="Tokens drafted a step by the model's MTP block. 0: off.")
     mtp_schedule: tuple[tuple[int, int, int], ...] = Field(
         (), description="Draft length by batch size: [first, last, tokens] each, first range from 1. Empty: mtp_tokens."

@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-_DONE = "_glm5_materialises"
+_DONE = "_glm5_done"
 
 
 def register() -> None:
@@ -33,6 +33,27 @@ def register() -> None:
 
         quant_method.register()
     _materialise_before_config()
+    _tell_progress()
+
+
+def _tell_progress() -> None:
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from service.engines.vllm import progress
+
+    original = WorkerBase.__init__
+    if getattr(original, _DONE, False):
+        return
+
+    @wraps(original)
+    def made(self: Any, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
+        own = progress.journal(self.rank)
+        if own is not None:
+            progress.follow(self, own)
+
+    setattr(made, _DONE, True)
+    WorkerBase.__init__ = made  # type: ignore[method-assign]
 
 
 def _materialise_before_config() -> None:

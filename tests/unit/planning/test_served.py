@@ -13,7 +13,14 @@ from service.engines.vllm.options import VllmOptions
 from service.errors import UserError
 from service.planning import hardware
 from service.planning.served import engine_settings, served_model
-from service.planning.settings import EngineSettings
+from service.planning.settings import (
+    LADDER,
+    SMALL,
+    VLLM_CAPTURE_SIZES,
+    VLLM_INTERACTIVE_SIZES,
+    EngineSettings,
+    capture_sizes,
+)
 from service.planning.sources import model_shape
 from service.planning.step_model import StepModel, TokenClock
 
@@ -46,13 +53,39 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("options", "fields"), CASES, ids=[",".join(options) for options, _ in CASES])
 def test_each_option_of_vllm_reaches_its_setting(options: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert vllm(**options) == replace(EngineSettings(tp=8, kernels="hybrid", slots=56), **fields)
+    usual = {"capture_sizes": capture_sizes(False, 56, options.get("mtp_tokens", 0))}
+    assert vllm(**options) == replace(EngineSettings(tp=8, kernels="hybrid", slots=56), **(usual | fields))
 
 
 def test_interactivity_captures_every_small_size() -> None:
-    assert vllm().padded(12) == (16, True)
-    assert vllm(mode="interactivity").padded(12) == (12, True)
+    assert vllm().padded(11) == (12, True)
+    assert vllm().padded(50) == (56, True)  # all slots, exactly
+    assert vllm(mode="interactivity").padded(11) == (11, True)
     assert vllm(mode="interactivity").padded(33) == (40, True)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 5, 8, 16, 33, 56, 100, 256, 300, 512, 1024])
+@pytest.mark.parametrize("interactive", [True, False])
+def test_few_sizes_and_little_padding(slots: int, interactive: bool) -> None:
+    sizes = capture_sizes(interactive, slots, 0)
+    assert sizes == tuple(sorted(set(sizes)))
+    assert len(sizes) <= len(LADDER) + SMALL
+    assert (slots in sizes) == (slots <= 512)
+    settings = EngineSettings(slots=slots, capture_sizes=sizes)
+    for batch in range(1, min(slots, 512) + 1):
+        size, graph = settings.padded(batch)
+        assert graph
+        assert size == batch or not (interactive and batch <= SMALL)
+        assert batch < 9 or size <= 1.5 * batch
+        assert batch < 256 or size <= 1.25 * batch
+        assert batch < slots or size == slots  # a full pool computes nothing for nobody
+    # Up to twice as much where a step also computes a piece of a prompt.
+    assert min(slots, 512) <= max(sizes) <= min(2 * slots, 512)
+
+
+def test_with_drafts_the_list_is_vllms() -> None:
+    assert capture_sizes(False, 8, 3) == VLLM_CAPTURE_SIZES
+    assert capture_sizes(True, 8, 3) == VLLM_INTERACTIVE_SIZES
 
 
 def test_drafts_shrink_as_the_schedule_says_and_the_last_range_goes_on() -> None:

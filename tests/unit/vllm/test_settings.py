@@ -100,7 +100,7 @@ def test_counts_are_differences() -> None:
 def test_arguments() -> None:
     model = Model(Path("/m/a.gguf"), "glm", "glm-dsa", Path("/m"), 4096, 32)
     options = VllmOptions(tensor_parallel=8, mtp_tokens=3, mtp_schedule=((1, 8, 3), (9, 512, 0)), mode="interactivity")
-    found = arguments(model, options, on_cpu=False, progress=Path("/p"))
+    found = arguments(model, options, on_cpu=False)
     assert {"--tensor-parallel-size=8", "--max-num-seqs=32", "--performance-mode=interactivity"} <= set(found)
     assert {"--distributed-executor-backend=mp", "--tool-call-parser=glm47", "--reasoning-parser=glm45"} <= set(found)
     assert '--structured-outputs-config={"backend": "guidance"}' in found
@@ -108,8 +108,14 @@ def test_arguments() -> None:
     speculative = json.loads(next(a for a in found if a.startswith("--speculative-config=")).split("=", 1)[1])
     assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 8, 3], [9, 512, 0]]
     assert speculative["model"] == "/m/a.gguf"
-    plain = arguments(replace(model, architecture="llama"), VllmOptions(), on_cpu=True, progress=Path("/p"))
-    assert "--enforce-eager" in plain
+    plain = arguments(replace(model, architecture="llama"), VllmOptions(), on_cpu=True)
+    latency = arguments(replace(model, slots=4), VllmOptions(mode="interactivity"), on_cpu=False)
+    assert latency[latency.index("--cudagraph-capture-sizes") + 1 :][:8] == list("12345678")
+    # Their own list wins; with drafts vLLM counts for itself.
+    own = arguments(model, VllmOptions(graph_sizes=(16, 1)), on_cpu=False)
+    assert own[own.index("--cudagraph-capture-sizes") + 1 :][:2] == ["1", "16"]
+    assert "--cudagraph-capture-sizes" not in [*found, *plain]
+    assert {"--enforce-eager", "--distributed-executor-backend=uni"} <= set(plain)
     assert not any("parser" in a or "speculative" in a or "gpu-memory" in a for a in plain)
 
 
@@ -118,7 +124,7 @@ def test_cores_are_shared_out() -> None:
         "0-1", "0|1", "0-3|4-7", "0", "nobind",
     ]  # fmt: skip
     assert bind("3-5", 2, 8) == "3-5"
-    assert variables(VllmOptions(cpu_kv_gib=2), 2)["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert variables(VllmOptions(cpu_kv_gib=2), 2, Path("/p"))["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
 
 def test_settings_are_checked() -> None:
@@ -177,20 +183,6 @@ def test_vllms_errors_become_ours() -> None:
         assert found.param == error.get("param") or kind in (EngineFailed,)
 
 
-def test_progress_of_the_loading_process_is_told(tmp_path: Path) -> None:
-    from service.engines.vllm.engine import _progress
-
-    path = tmp_path / "progress"
-    assert _progress(path, 3).phase == "starting vLLM"
-    path.write_text('{"done": 25, "total": 100, "seconds": 2.0}')
-    found = _progress(path, 3)
-    assert (found.phase, found.fraction, found.eta_s) == ("reading weights", 0.25, 6.0)
-    path.write_text('{"done": 100, "total": 100, "seconds": 8.0}')
-    assert _progress(path, 9).phase == "warming up"
-    path.write_text("{half")
-    assert _progress(path, 9).phase == "starting vLLM"
-
-
 def test_directories_need_a_config(tmp_path: Path) -> None:
     from service.engines.vllm.engine import VllmEngine
 
@@ -226,7 +218,7 @@ async def test_what_a_broken_off_load_has_started_is_ended_once_it_is_up(
     model = Model(Path("/m"), "m", "llama", None, 64, 1)
     monkeypatch.setattr(module, "Layer", Slow)
     monkeypatch.setattr(module, "_on_cpu", on_cpu)
-    monkeypatch.setattr(module.launch, "variables", lambda options, cores: {})
+    monkeypatch.setattr(module.launch, "variables", lambda options, cores, progress: {})
     monkeypatch.setattr(module.VllmEngine, "_prepare", lambda self, on_cpu: (None, model))
     options = VllmOptions(load_timeout_s=timeout_s)
     engine = module.VllmEngine(model="/m", served_name="m", slots=1, context_tokens=64, options=options)
