@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from service.engines.vllm import progress
 from service.errors import UserError
 from service.gguf.cli import check
 from tests.tiny_glm.oracle import greedy, prompts, truth
@@ -54,7 +56,9 @@ def test_whole_file_one_rank_equals_transformers_and_passes_the_gate(
     engine = engines.start(files["ud"], dtype="float32", reference=str(reference))
     try:
         agrees(engines, engine, oracle(files["ud"]))
-        assert {"checking", "starting vLLM", "judging", "ready"} <= {p.phase for p in engine.progress}
+        # On CPUs vLLM keeps a process for its worker, and captures nothing.
+        steps = ["checking", "starting vLLM", *progress.STEPS.values(), "judging", "ready"]
+        assert [phase for phase, _ in groupby(p.phase for p in engine.progress)] == steps
         assert "of the reference" in engine.progress[-1].detail
     finally:
         engines.stop(engine)

@@ -49,6 +49,7 @@ def key(model: launch.Model, options: VllmOptions, place: Path) -> str:
     )
     found = [line for line in done.stdout.splitlines() if line.startswith("KEY ")]
     assert len(found) == 1, done.stderr[-3000:]
+    assert f"SIZES {' '.join(map(str, launch.graph_sizes(options, model.slots)))}\n" in done.stdout
     return found[0]
 
 
