@@ -166,7 +166,7 @@ def prefill_steps(m: int) -> None:
             linear_device.scale_kernel[(m,)](x, x16, back, s.k, BLOCK=1024, num_warps=4)
 
         def decode(i: int, s: Any = s, bench: Any = bench, w16: Any = w16) -> None:
-            linear.decode_rows(bench.w[i % bench.copies], 0, s.n, w16[i], 1.0)
+            linear.decode_rows(linear.rows_kernel, bench.w[i % bench.copies], 0, s.n, w16[i], 1.0)
 
         def product(i: int, x16: Any = x16, w16: Any = w16) -> torch.Tensor:
             return torch.mm(x16, w16[i].T, out_dtype=torch.float32)

@@ -33,10 +33,12 @@ def register() -> None:
 
         quant_method.register()
     _materialise_before_config()
-    _tell_progress()
+    _follow_workers()
 
 
-def _tell_progress() -> None:
+def _follow_workers() -> None:
+    """A worker tells its steps, and on a GPU compiles its kernels as soon as it knows its layers."""
+    from vllm.platforms import current_platform
     from vllm.v1.worker.worker_base import WorkerBase
 
     from service.engines.vllm import progress
@@ -49,6 +51,10 @@ def _tell_progress() -> None:
     def made(self: Any, *given: Any, **named: Any) -> None:
         original(self, *given, **named)
         own = progress.journal(self.rank)
+        if current_platform.is_cuda():
+            from service.engines.vllm.kernels.loaded import compile_for
+
+            progress.then(self, "load_model", compile_for, own)
         if own is not None:
             progress.follow(self, own)
 

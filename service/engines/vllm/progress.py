@@ -7,6 +7,7 @@ cache, and a fresh path there would have every start compile anew.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -26,6 +27,7 @@ STEPS = {
 """A worker's methods, in the order in which vLLM calls them, and the phase that each begins."""
 
 CAPTURE = "capturing graphs"
+KERNELS = "compiling kernels"
 STARTING = "starting vLLM"
 
 
@@ -76,6 +78,21 @@ def journal(rank: int) -> Journal | None:
     """This process's, where somebody wants to know (plain `vllm serve` has none) and the rank is the one that tells."""
     path = os.environ.get(VARIABLE)
     return Journal(Path(path)) if path and rank == 0 else None
+
+
+def then(worker: Any, name: str, more: Callable[[Any], None], own: Journal | None) -> None:
+    """Have `more(worker)` done after the method `name` of `worker`, as a phase of its own."""
+    method = getattr(worker, name)
+
+    @wraps(method)
+    def both(*given: Any, **named: Any) -> Any:
+        found = method(*given, **named)
+        if own is not None:
+            own.phase(KERNELS)
+        more(worker)
+        return found
+
+    setattr(worker, name, both)
 
 
 def follow(worker: Any, own: Journal) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.engines.vllm.engine import _progress
-from service.engines.vllm.progress import CAPTURE, STEPS, VARIABLE, Journal, Told, follow, journal, read
+from service.engines.vllm.progress import CAPTURE, KERNELS, STEPS, VARIABLE, Journal, Told, follow, journal, read, then
 
 READING = STEPS["load_model"]
 
@@ -58,6 +58,19 @@ def test_each_step_of_a_worker_is_a_phase(tmp_path: Path) -> None:
     told = read(path)
     assert told.phases == (*STEPS.values(), CAPTURE)
     assert (told.done, told.total) == (25, 100)
+
+
+def test_more_is_done_after_a_step_as_a_phase_of_its_own(tmp_path: Path) -> None:
+    worker, path, seen = Worker(), tmp_path / "progress", list[object]()
+    then(worker, "load_model", seen.append, Journal(path))
+    follow(worker, Journal(path))
+    assert worker.load_model() == "load_model"
+    assert seen == [worker]
+    assert read(path).phases == (READING, KERNELS)
+    silent = Worker()
+    then(silent, "load_model", seen.append, None)
+    silent.load_model()
+    assert seen == [worker, silent]
 
 
 def test_what_went_wrong_is_told(tmp_path: Path) -> None:

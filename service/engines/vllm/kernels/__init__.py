@@ -6,8 +6,9 @@
     linear.py moe.py the two products: how they are launched (linear_device.py, moe_device.py: their kernels)
     choose.py        which tile sizes for which shape and M (tables in tuned/, made by measure.py, tune.py and cli.py)
     offline.py       compile for a GPU that is not here
+    ahead.py         compile all that a loaded model can need, in parallel, before its first step (loaded.py: what)
     ops.py           the same as torch custom ops, so that torch.compile and CUDA graphs see through them
     quant_method.py  slots into vLLM through vllm-gguf-plugin's registry
 
-Only quant_method.py imports vLLM. Nothing here is imported before it is used: Triton is heavy.
+Only quant_method.py and loaded.py import vLLM. Nothing here is imported before it is used: Triton is heavy.
 """

@@ -7,6 +7,7 @@ and cuBLAS does the product, with every token scaled into fp16's range by a powe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ COUNTERS = 4096
 
 SCRATCH = 1 << 26
 """Weights decoded at a time for prefill (128 MiB of fp16)."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The kernels around cuBLAS, replaceable by stand-ins whose `[grid]` only compiles (ahead.py)."""
+
+    rows: Any = rows_kernel
+    scale: Any = scale_kernel
+    unscale: Any = unscale_kernel
 
 
 def unit(form: int, pieces: int) -> int:
@@ -49,7 +59,7 @@ def linear(x: torch.Tensor, w: Packed, counters: torch.Tensor, tile: LinearTile 
     if x.shape[0] == 0:
         return out
     if tile is None:
-        return _by_cublas(x, w, out)
+        return by_cublas(Decoding(), x, w, out)
     launch_linear(linear_kernel, x, w, out, counters, tile)
     return out
 
@@ -71,13 +81,15 @@ def launch_linear(kernel: Any, x: torch.Tensor, w: Packed, out: torch.Tensor, co
     )  # fmt: skip
 
 
-def decode_rows(w: Packed, first: int, count: int, out: torch.Tensor, alpha: float, ids: Any = None) -> torch.Tensor:
+def decode_rows(
+    kernel: Any, w: Packed, first: int, count: int, out: torch.Tensor, alpha: float, ids: Any = None
+) -> torch.Tensor:
     """Rows first.. (a multiple of 64) of W, or the rows `ids`, times `alpha`, into `out` [count, K]."""
     shape = 64 if ids is None else 8
     step = unit(w.form, w.pieces)
     low, high = w.low[:, :, first:], w.high[:, :, first:]
     grid = (-(-count // shape), w.pieces // step)
-    rows_kernel[grid](
+    kernel[grid](
         ids if ids is not None else out, low, high, w.scales[:, :, first:], out, alpha, count, w.rows, w.k, SPAN=step,
         FORM=w.form, ASM=asm_for(out), MASK_K=w.pieces * 64 != w.k, GATHER=ids is not None, BN=shape,
         num_warps=4 if ids is None else 1,
@@ -88,24 +100,25 @@ def decode_rows(w: Packed, first: int, count: int, out: torch.Tensor, alpha: flo
 def dense(w: Packed, dtype: torch.dtype) -> torch.Tensor:
     """[N, K] of W as the kernels see it (fp16 steps, then rounded to `dtype`)."""
     out = torch.empty(w.n, w.k, dtype=dtype, device=w.low.device)
-    return decode_rows(w, 0, w.n, out, w.alpha)
+    return decode_rows(rows_kernel, w, 0, w.n, out, w.alpha)
 
 
 def embed(ids: torch.Tensor, w: Packed, dtype: torch.dtype) -> torch.Tensor:
     """Rows `ids` [T] of W -> [T, K]."""
     out = torch.empty(ids.shape[0], w.k, dtype=dtype, device=ids.device)
-    return decode_rows(w, 0, ids.shape[0], out, w.alpha, ids) if ids.shape[0] else out
+    return decode_rows(rows_kernel, w, 0, ids.shape[0], out, w.alpha, ids) if ids.shape[0] else out
 
 
-def _by_cublas(x: torch.Tensor, w: Packed, out: torch.Tensor) -> torch.Tensor:
+def by_cublas(kernels: Decoding, x: torch.Tensor, w: Packed, out: torch.Tensor) -> torch.Tensor:
+    """The prefill path into `out`."""
     m = x.shape[0]
     x16, back = torch.empty_like(x, dtype=torch.float16), torch.empty(m, dtype=torch.float32, device=x.device)
-    scale_kernel[(m,)](x, x16, back, w.k, BLOCK=1024, num_warps=4)
+    kernels.scale[(m,)](x, x16, back, w.k, BLOCK=1024, num_warps=4)
     step = max(64, SCRATCH // w.k // 64 * 64)
     for first in range(0, w.n, step):
         width = min(step, w.n - first)
         w16 = torch.empty(width, w.k, dtype=torch.float16, device=x.device)
-        decode_rows(w, first, width, w16, 1.0)
+        decode_rows(kernels.rows, w, first, width, w16, 1.0)
         wide = torch.mm(x16, w16.T, out_dtype=torch.float32) if x.is_cuda else x16.float() @ w16.float().T
-        unscale_kernel[(m, -(-width // 1024))](wide, back, out, w.alpha, w.n, width, first, BLOCK=1024, num_warps=4)
+        kernels.unscale[(m, -(-width // 1024))](wide, back, out, w.alpha, w.n, width, first, BLOCK=1024, num_warps=4)
     return out

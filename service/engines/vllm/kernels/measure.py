@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any
 
 import torch
 
 from service.engines.vllm.kernels import offline
 from service.engines.vllm.kernels import reference as ref
+from service.engines.vllm.kernels.ahead import Warm
 from service.engines.vllm.kernels.choose import LinearTile, MoeTile
 from service.engines.vllm.kernels.linear import COUNTERS, dense, launch_linear, linear
 from service.engines.vllm.kernels.linear_device import linear_kernel
@@ -55,20 +55,6 @@ class MoeShape:
         met = self.experts * (1 - (1 - self.top_k / self.experts) ** m)
         bits = 2 * BITS[self.forms[0]] + BITS[self.forms[1]]
         return (met * self.inner * self.hidden * bits / 8 + 4 * m * self.hidden) / tb_per_s / 1e6
-
-
-@dataclass(frozen=True)
-class Warm:
-    """Stands in for a kernel in a launcher: compiles it for the GPU at hand, without data."""
-
-    kernel: Any
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def warm(*args: Any, **kwargs: Any) -> None:
-            mock = [a.dtype if torch.is_tensor(a) else a for a in args]
-            self.kernel.warmup(*mock, grid=(1,), **kwargs)
-
-        return warm
 
 
 Job = tuple[LinearShape | MoeShape, int, LinearTile | MoeTile]
