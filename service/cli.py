@@ -133,6 +133,7 @@ AREAS = {
     "preflight": ("service.preflight.cli", "Check this machine: GPUs, links, memory, limits."),
     "dashboards": ("dashboards.cli", "Build, check and push the Grafana dashboards."),
     "top": ("service.metrics.cli", "Live figures of a running service in the terminal."),
+    "warm": ("service.engines.cli:warm", "Start a model once, so that later starts find what was compiled."),
     "tune": ("service.engines.vllm.kernels.cli", "Find the best kernel configurations on this GPU."),
     "k8s": ("k8s.cli", "Render and check the KubeRay manifests."),
     "keys": ("service.admission.cli", "Make and list API keys."),
