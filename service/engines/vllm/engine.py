@@ -63,7 +63,11 @@ class VllmEngine:
         """Check, start, warm up, judge. Raises UserError for a file or setting that cannot be served rightly."""
         report(LoadProgress("checking", self._path.name))
         on_cpu = await _on_cpu()
+        # Beside the reading of the file's header and the making of its config and tokenizer. What cannot be imported is
+        # said where it is needed.
+        importing = asyncio.gather(asyncio.to_thread(Layer.import_ahead), return_exceptions=True)
         header, model = await asyncio.to_thread(self._prepare, on_cpu)
+        await importing
         with tempfile.TemporaryDirectory(prefix="glm5-load-") as place:
             told = Path(place) / "progress"
             argv = launch.arguments(model, self._options, on_cpu=on_cpu, traces=self._traces)
