@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import orjson
@@ -15,18 +16,27 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.errors import BadRequest, ModelNotFound, NotReady
+from service.errors import BadRequest, ModelNotFound, NotReady, ServiceError
 from service.http.backend import Backend, Readiness
 from service.http.body import read_request
+from service.http.dialects.chat import Chat
+from service.http.dialects.completions import Completions
+from service.http.dialects.dialect import Dialect
+from service.http.dialects.messages.dialect import Messages
 from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
 from service.http.live import Live
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
-from service.http.plan import Headers, engine_messages, make_plan
-from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
+from service.http.plan import Headers, engine_messages, make_plan, prompt_of
+from service.http.schema import DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
+from service.http.validate import validate
 from service.types import ModelCard
+
+CHAT: Final = Chat()
+COMPLETIONS: Final = Completions()
+MESSAGES: Final = Messages()
 
 
 def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
@@ -55,6 +65,8 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
     faces = _Faces(backend, settings, document, created=int(time.time()))
     app.add_api_route("/v1/chat/completions", faces.chat, methods=["POST"])
     app.add_api_route("/v1/completions", faces.completions, methods=["POST"])
+    app.add_api_route("/v1/messages", faces.messages, methods=["POST"])
+    app.add_api_route("/v1/messages/count_tokens", faces.count_tokens, methods=["POST"])
     app.add_api_route("/v1/models", faces.models, methods=["GET"])
     app.add_api_route("/v1/models/{model:path}", faces.model, methods=["GET"])
     app.add_api_route("/tokenize", faces.tokenize, methods=["POST"])
@@ -81,29 +93,44 @@ class _Faces:
         self._created = created
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(request, ChatRequest, "chatcmpl")
+        return await self._generate(request, CHAT)
 
     async def completions(self, request: Request) -> Response:
-        return await self._generate(request, CompletionRequest, "cmpl")
+        return await self._generate(request, COMPLETIONS)
 
-    async def _generate(self, request: Request, model: type[ChatRequest | CompletionRequest], prefix: str) -> Response:
+    async def messages(self, request: Request) -> Response:
+        return await self._generate(request, MESSAGES)
+
+    async def count_tokens(self, request: Request) -> Response:
+        self._backend.authorize(_credential(request))
+        reading = await read_request(request, self._settings, MESSAGES.read_to_count)
+        self._known(reading.asked.model)
+        body = await self._backend.tokenize(orjson.dumps(prompt_of(reading.asked, reading.raw)))
+        return _json(orjson.dumps({"input_tokens": orjson.loads(body)["count"]}))
+
+    async def _generate(self, request: Request, dialect: Dialect) -> Response:
         headers = _headers(request)
         self._backend.authorize(headers.credential)
-        asked, raw = await read_request(request, self._settings, model)
-        plan = make_plan(
-            asked,
-            raw,
-            id=f"{prefix}-{uuid4().hex}",
-            headers=headers,
-            settings=self._settings,
-            cards=self._backend.models(),
-            honours=self._backend.honours(),
-        )
-        return answer(self._backend, self._settings, plan)
+        reading = await read_request(request, self._settings, dialect.read)
+        try:
+            plan = make_plan(
+                reading.asked,
+                reading.raw,
+                id=f"{dialect.prefix}{uuid4().hex}",
+                headers=headers,
+                settings=self._settings,
+                cards=self._backend.models(),
+                honours=self._backend.honours(),
+                ignored=reading.ignored,
+                soft=reading.soft,
+            )
+        except ServiceError as error:
+            raise dialect.explain(error) from None
+        return answer(self._backend, self._settings, plan, dialect)
 
     async def tokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
-        asked, _ = await read_request(request, self._settings, TokenizeRequest)
+        asked = await read_request(request, self._settings, partial(validate, TokenizeRequest))
         self._known(asked.model)
         body: dict[str, object] = {"prompt": asked.prompt}
         if asked.messages is not None:
@@ -114,7 +141,7 @@ class _Faces:
 
     async def detokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
-        asked, _ = await read_request(request, self._settings, DetokenizeRequest)
+        asked = await read_request(request, self._settings, partial(validate, DetokenizeRequest))
         self._known(asked.model)
         for card in self._backend.models()[:1]:
             if max(asked.tokens, default=0) >= card.vocab_size:
@@ -125,7 +152,7 @@ class _Faces:
 
     async def profile(self, request: Request) -> Response:
         self._operator(request)
-        asked, _ = await read_request(request, self._settings, ProfileRequest)
+        asked = await read_request(request, self._settings, partial(validate, ProfileRequest))
         return _json(await self._backend.profile(asked.pool, orjson.dumps({"seconds": asked.seconds})))
 
     async def models(self, request: Request) -> Response:
@@ -146,7 +173,7 @@ class _Faces:
         beside = {"ready": now.ready, "pools": {name: asdict(pool) for name, pool in now.pools.items()}}
         if now.ready:
             return _json(orjson.dumps(beside))
-        return error_response(_not_ready(now), beside=beside)
+        return error_response(_not_ready(now), request.scope, beside=beside)
 
     async def version(self, request: Request) -> Response:
         return _json(orjson.dumps({"version": self._version}))
@@ -205,8 +232,10 @@ def _not_ready(now: Readiness) -> NotReady:
 
 
 def _credential(request: Request) -> str | None:
+    """Of the header that OpenAI's clients send, or of Anthropic's."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or request.headers.get("x-api-key", "").strip() or None
 
 
 def _headers(request: Request) -> Headers:

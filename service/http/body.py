@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import BadRequest, BodyTooLarge
 from service.http.settings import HttpSettings
-from service.http.validate import Model, validate
 
 # Possessive, so linear; applied to valid JSON only.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -22,9 +22,12 @@ _LARGE = 256 * 1024
 _MOST_KEYS = 4096  # far above any use; half a million wrong keys would cost 5 s of error reports
 
 
-async def read_request(request: Request, settings: HttpSettings, model: type[Model]) -> tuple[Model, dict[str, Any]]:
-    """The request's body, checked against `model`, and as it came. Raises BadRequest, BodyTooLarge, and
-    ClientDisconnect when the client goes away before its end."""
+T = TypeVar("T")
+
+
+async def read_request(request: Request, settings: HttpSettings, read: Callable[[dict[str, Any]], T]) -> T:
+    """The request's body, as `read` makes it of the JSON object. Raises BadRequest, BodyTooLarge, and ClientDisconnect
+    when the client goes away before its end."""
     _check_headers(request, settings)
     try:
         async with asyncio.timeout(settings.body_timeout_s):
@@ -32,13 +35,12 @@ async def read_request(request: Request, settings: HttpSettings, model: type[Mod
     except TimeoutError:
         raise BadRequest(f"the request body did not arrive within {settings.body_timeout_s:g} s") from None
     if len(body) > _LARGE:  # up to seconds of work: other requests go on meanwhile
-        return await asyncio.to_thread(_check, body, settings, model)
-    return _check(body, settings, model)
+        return await asyncio.to_thread(_parse, body, settings, read)
+    return _parse(body, settings, read)
 
 
-def _check(body: bytes, settings: HttpSettings, model: type[Model]) -> tuple[Model, dict[str, Any]]:
-    raw = parse_object(body, settings.max_json_depth)
-    return validate(model, raw), raw
+def _parse(body: bytes, settings: HttpSettings, read: Callable[[dict[str, Any]], T]) -> T:
+    return read(parse_object(body, settings.max_json_depth))
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
-from service.http.envelope import as_service_error, error_response
+from service.http.envelope import ANTHROPIC_PATH, REQUEST_ID, as_service_error, error_response
 
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -31,14 +31,17 @@ class Edge:
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _GOOD_ID.fullmatch(given) else f"req_{uuid4().hex}"
-        header = (b"x-request-id", request_id.encode())
+        scope[REQUEST_ID] = request_id
+        ids = [(b"x-request-id", request_id.encode())]
+        if scope["path"].startswith(ANTHROPIC_PATH):
+            ids.append((b"request-id", request_id.encode()))
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
         try:
@@ -48,11 +51,11 @@ class Edge:
         except Exception as error:
             if started:
                 raise
-            await error_response(as_service_error(error))(scope, receive, send_with_id)
+            await error_response(as_service_error(error), scope)(scope, receive, send_with_id)
 
 
 async def _service_error(request: Request, error: ServiceError) -> Response:
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _http_exception(request: Request, error: HTTPException) -> Response:
@@ -64,11 +67,11 @@ async def _http_exception(request: Request, error: HTTPException) -> Response:
         found = MethodNotAllowed(f"{where} is not allowed; see the header Allow")
     else:
         found = BadRequest(str(error.detail))
-    return error_response(found, headers=dict(error.headers or {}))
+    return error_response(found, request.scope, headers=dict(error.headers or {}))
 
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:
-    return error_response(BadRequest(str(error)[:500]))
+    return error_response(BadRequest(str(error)[:500]), request.scope)
 
 
 HANDLERS: dict[Any, Any] = {

@@ -10,16 +10,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import DeadlineExceeded, EngineFailed
+from service.errors import DeadlineExceeded, EngineFailed, ServiceError
 from service.http.backend import Backend, Served
-from service.http.envelope import as_service_error, error_event
-from service.http.frames import KEEPALIVE, Framer, last_frames
+from service.http.dialects.dialect import Dialect, Framer
+from service.http.dialects.fold import Fold
+from service.http.envelope import as_service_error, request_id
 from service.http.plan import Part, Plan
 from service.http.pulse import ClientStalled, Pulse
 from service.http.race import race, together
 from service.http.settings import HttpSettings
-from service.http.usage import Usage
-from service.http.whole import Fold, whole_answer
 
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,11 +31,12 @@ LAST_WRITE_S = 5.0
 class Exchange(Response):
     """The answer to a plan. Up to its first byte, errors are raised, so that they become an HTTP status."""
 
-    def __init__(self, backend: Backend, settings: HttpSettings, plan: Plan) -> None:
+    def __init__(self, backend: Backend, settings: HttpSettings, plan: Plan, dialect: Dialect) -> None:
         super().__init__()
         self._backend = backend
         self._settings = settings
         self._plan = plan
+        self._dialect = dialect
         self._created = int(time.time())
         self._served: dict[int, Served] = {}
 
@@ -45,13 +45,14 @@ class Exchange(Response):
         assert served is not None, "a backend says how it serves a request before its first delta"
         return served
 
-    def _serving_headers(self) -> list[tuple[bytes, bytes]]:
-        """Where the request went, as far as that is known; nothing while it waits."""
+    def _answer_headers(self) -> list[tuple[bytes, bytes]]:
+        """What was taken and changes nothing; where the request went, as far as that is known."""
+        ignored = [(b"x-glm-ignored", ", ".join(self._plan.ignored).encode())] if self._plan.ignored else []
         if not self._served:
-            return []
+            return ignored
         pools = ",".join(sorted({served.pool for served in self._served.values()}))
         queue_ms = 1000 * max(served.queue_s for served in self._served.values())
-        return [(b"x-glm-pool", pools.encode()), (b"x-glm-queue-ms", b"%.1f" % queue_ms)]
+        return [*ignored, (b"x-glm-pool", pools.encode()), (b"x-glm-queue-ms", b"%.1f" % queue_ms)]
 
 
 class WholeAnswer(Exchange):
@@ -62,11 +63,13 @@ class WholeAnswer(Exchange):
                 folds = await race(receive, together([self._fold(part) for part in plan.parts]))
         except TimeoutError:
             raise DeadlineExceeded(f"the request took longer than its {plan.timeout_s:g} s") from None
-        body = whole_answer(plan, folds, tier=self._how_served(plan.parts[0]).tier, created=self._created)
+        except ServiceError as error:
+            raise self._dialect.explain(error) from None
+        body = self._dialect.whole(plan, folds, tier=self._how_served(plan.parts[0]).tier, created=self._created)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            *self._serving_headers(),
+            *self._answer_headers(),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -91,8 +94,9 @@ class WholeAnswer(Exchange):
 class StreamAnswer(Exchange):
     """Server-sent events. All writes go through `_write`, one at a time."""
 
-    def __init__(self, backend: Backend, settings: HttpSettings, plan: Plan) -> None:
-        super().__init__(backend, settings, plan)
+    def __init__(self, backend: Backend, settings: HttpSettings, plan: Plan, dialect: Dialect) -> None:
+        super().__init__(backend, settings, plan, dialect)
+        self._framers: dict[int, Framer] = {}
         self._clock = asyncio.get_running_loop().time
         self._pulse = Pulse(started_at=self._clock(), timeout_s=plan.timeout_s)
         self._lock = asyncio.Lock()
@@ -103,17 +107,22 @@ class StreamAnswer(Exchange):
         except ClientStalled:
             raise ClientDisconnect from None
         except Exception as error:
+            if self._pulse.sent_at is None and isinstance(error, ServiceError):
+                raise self._dialect.explain(error) from None
             if self._pulse.sent_at is None or isinstance(error, ClientDisconnect):
                 raise
-            await self._write_last(send, error_event(as_service_error(error)))
+            framers = list(self._framers.values())
+            told = self._dialect.explain(as_service_error(error))
+            last = self._dialect.broken(self._plan, framers, told, request_id=request_id(scope))
+            await self._write_last(send, last)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        usages = await together([self._drain(part, send) for part in self._plan.parts])
+        framers = await together([self._drain(part, send) for part in self._plan.parts])
         tier = self._how_served(self._plan.parts[0]).tier
-        await self._write(send, last_frames(self._plan, usages, tier=tier, created=self._created))
+        await self._write(send, self._dialect.last(self._plan, framers, tier=tier, created=self._created))
 
-    async def _drain(self, part: Part, send: Send) -> tuple[int, Usage]:
+    async def _drain(self, part: Part, send: Send) -> Framer:
         framer: Framer | None = None
         pulse, clock = self._pulse, self._clock
         async with contextlib.aclosing(self._backend.generate(part.request, self._plan.context)) as items:
@@ -123,13 +132,16 @@ class StreamAnswer(Exchange):
                     pulse.served_at = clock()
                     continue
                 if framer is None:
-                    framer = Framer(self._plan, part, tier=self._how_served(part).tier, created=self._created)
+                    tier = self._how_served(part).tier
+                    framer = self._dialect.framer(self._plan, part, tier=tier, created=self._created)
+                    self._framers[part.index] = framer
                 if frames := framer.feed(item):
                     await self._write(send, frames)
                 pulse.heard_at = clock()
         if framer is None:
             raise EngineFailed("the engine ended without an answer")
-        return framer.close()
+        framer.close()
+        return framer
 
     async def _write(self, send: Send, data: bytes) -> None:
         pulse = self._pulse
@@ -138,7 +150,7 @@ class StreamAnswer(Exchange):
             try:
                 if pulse.sent_at is None:
                     pulse.sent_at = self._clock()
-                    headers = [*STREAM_HEADERS, *self._serving_headers()]
+                    headers = [*STREAM_HEADERS, *self._answer_headers()]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 pulse.sent_at = self._clock()
@@ -158,9 +170,9 @@ class StreamAnswer(Exchange):
         while True:
             speak, again_at = self._pulse.judge(self._clock(), self._settings)
             if speak:
-                await self._write(send, KEEPALIVE)
+                await self._write(send, self._dialect.keepalive)
             await asyncio.sleep(max(0.001, again_at - self._clock()))
 
 
-def answer(backend: Backend, settings: HttpSettings, plan: Plan) -> Exchange:
-    return (StreamAnswer if plan.stream else WholeAnswer)(backend, settings, plan)
+def answer(backend: Backend, settings: HttpSettings, plan: Plan, dialect: Dialect) -> Exchange:
+    return (StreamAnswer if plan.stream else WholeAnswer)(backend, settings, plan, dialect)

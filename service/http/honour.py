@@ -71,6 +71,17 @@ def refuse_unhonoured(raw: Body, honours: frozenset[str]) -> None:
     if not honours:
         return
     for name in raw:
-        if name in OURS or raw[name] is None or honoured(name, honours) or harmless(name, raw):
+        if name in OURS or raw[name] is None or _can_stay(name, raw, honours):
             continue
         raise UnsupportedField(f"the engine of this model cannot honour the field {name!r}", param=name)
+
+
+def unheeded(raw: Body, honours: frozenset[str], soft: frozenset[str]) -> tuple[str, ...]:
+    """Wishes of `raw` that this engine does without."""
+    if not honours:
+        return ()
+    return tuple(name for name in raw if name in soft and raw[name] is not None and not _can_stay(name, raw, honours))
+
+
+def _can_stay(name: str, raw: Body, honours: frozenset[str]) -> bool:
+    return honoured(name, honours) or harmless(name, raw)

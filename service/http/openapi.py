@@ -22,6 +22,8 @@ from service.http.answers import (
     Tokens,
     Version,
 )
+from service.http.dialects.messages.answers import MessageAnswer, MessageError, MessageEvent, TokensCounted
+from service.http.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 from service.metrics.live import LiveFigures
@@ -65,6 +67,12 @@ _MODELS: tuple[type[BaseModel], ...] = (
     NotReadyEnvelope,
     Version,
     ErrorEnvelope,
+    CountTokensRequest,
+    MessagesRequest,
+    MessageAnswer,
+    MessageEvent,
+    MessageError,
+    TokensCounted,
 )
 
 
@@ -83,7 +91,7 @@ def openapi_document(settings: HttpSettings, version: str) -> Json:
         "info": {
             "title": "glm5-serve",
             "version": version,
-            "description": "GGUF models behind OpenAI's HTTP interface. Unknown fields, and fields that the engine "
+            "description": "GGUF models behind OpenAI's and Anthropic's HTTP interfaces. Unknown fields, and fields that the engine "
             "cannot honour, are refused by name.",
         },
         "security": [{}, {"key": []}],
@@ -101,6 +109,8 @@ def _paths() -> Json:
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     chat = _generation("Answer a conversation", "ChatRequest", "ChatAnswer", "ChatChunk", all_errors)
     text = _generation("Continue a text", "CompletionRequest", "TextAnswer", "TextAnswer", all_errors)
+    messages = _generation("Answer a conversation", "MessagesRequest", "MessageAnswer", "MessageEvent", all_errors)
+    count = _operation("Count the prompt's tokens", "TokensCounted", body, "CountTokensRequest")
     ready = _operation("Whether the service can serve", "Ready", plain)
     ready["responses"]["503"] = _response("Not yet: the phase, and when it will.", "NotReadyEnvelope")
     metrics = _operation("Prometheus metrics", "Health", owned)
@@ -111,6 +121,8 @@ def _paths() -> Json:
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": text},
+        "/v1/messages": {"post": _anthropic(messages)},
+        "/v1/messages/count_tokens": {"post": _anthropic(count)},
         "/v1/models": {"get": _operation("The models that can be asked for", "ModelsBody", keyed)},
         "/v1/models/{model}": {
             "get": _operation("One model", "ModelBody", ("404", *keyed)) | {"parameters": [model]},
@@ -148,8 +160,20 @@ def _generation(summary: str, request: str, whole: str, chunk: str, errors: tupl
     answer["content"]["text/event-stream"] = {"schema": _event(chunk)}
     answer["headers"] = {
         "x-glm-pool": {"description": "The pool that served it.", "schema": {"type": "string"}},
+        "x-glm-ignored": {
+            "description": "Names in the body that were taken and change nothing.",
+            "schema": {"type": "string"},
+        },
         "x-glm-queue-ms": {"description": "Time in the queue, ms.", "schema": {"type": "string"}},
     }
+    return operation
+
+
+def _anthropic(operation: Json) -> Json:
+    """The same with Anthropic's envelope for errors."""
+    for status, response in operation["responses"].items():
+        if status != "200":
+            response["content"]["application/json"]["schema"] = {"$ref": _REFERENCE.format(model="MessageError")}
     return operation
 
 

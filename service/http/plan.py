@@ -10,7 +10,7 @@ import orjson
 
 from service.errors import BadRequest, ModelNotFound
 from service.http.backend import Mode, RequestContext, RequestedTier
-from service.http.honour import OURS, harmless, honoured, refuse_unhonoured
+from service.http.honour import OURS, harmless, honoured, refuse_unhonoured, unheeded
 from service.http.schema import ChatRequest, CompletionRequest, Message, NamedTool
 from service.http.schemas import fit_schemas
 from service.http.settings import HttpSettings
@@ -41,7 +41,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One HTTP request: its parts and what the answer says about itself. `must_call`: tool_choice demands a tool call.
-    `timeout_s`: for the whole of it."""
+    `timeout_s`: for the whole of it. `ignored`: names in the client's body that change nothing, which it is told."""
 
     id: str
     endpoint: Endpoint
@@ -52,6 +52,7 @@ class Plan:
     timeout_s: float
     parts: tuple[Part, ...]
     context: RequestContext
+    ignored: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -63,13 +64,22 @@ def make_plan(
     settings: HttpSettings,
     cards: list[ModelCard],
     honours: frozenset[str],
+    ignored: tuple[str, ...] = (),
+    soft: frozenset[str] = frozenset(),
 ) -> Plan:
-    """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field.
+    """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field. `ignored`
+    and `soft` as a dialect's reading has them.
 
     With no cards and no honours known yet (nothing has loaded) only what needs neither is checked.
     """
     card = _card(request.model, cards)
+    most = _max_tokens(request)
+    if card is not None and most is not None and most > card.context_tokens and "max_tokens" in soft:
+        fits = {"max_tokens": card.context_tokens}
+        request, raw, ignored = request.model_copy(update=fits), raw | fits, (*ignored, "max_tokens")
     _check(request, settings, card)
+    given_up = unheeded(raw, honours, soft)
+    raw = {name: value for name, value in raw.items() if name not in given_up}
     refuse_unhonoured(raw, honours)
     body = _engine_body(fit_schemas(raw, None if card is None else card.engine), honours)
     tier = request.service_tier
@@ -104,7 +114,8 @@ def make_plan(
         stream=stream,
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
-    return Plan(id, endpoint, request.model, stream, usage, _must_call(request), timeout_s, parts, context)
+    ignored = tuple(dict.fromkeys((*ignored, *given_up)))
+    return Plan(id, endpoint, request.model, stream, usage, _must_call(request), timeout_s, parts, context, ignored)
 
 
 def _must_call(request: ChatRequest | CompletionRequest) -> bool:
@@ -250,6 +261,17 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     if isinstance(prompt[0], int):
         return [prompt]  # type: ignore[list-item]
     return prompt  # type: ignore[return-value]
+
+
+def prompt_of(request: ChatRequest | CompletionRequest, raw: Body) -> Body:
+    """What makes the prompt of a chat, as `Engine.tokenize` takes it."""
+    assert isinstance(request, ChatRequest)
+    body: Body = {"messages": engine_messages(request.messages), "add_generation_prompt": True}
+    if request.tool_choice != "none" and request.tools:
+        body["tools"] = raw["tools"]
+    if request.chat_template_kwargs:
+        body["chat_template_kwargs"] = raw["chat_template_kwargs"]
+    return body
 
 
 def engine_messages(messages: Iterable[Message]) -> list[Body]:

@@ -6,7 +6,8 @@ Only what one field or object can say about itself is checked here; what needs s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,9 +18,31 @@ from service.types import PoolName
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Known names that a body of this kind may not have (null excepted), each with the reason."""
+
+
+class Loose(BaseModel):
+    """Takes unknown keys: see `validate.extras`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+NEVER: Final = {
+    "audio": "this service writes text only",
+    "function_call": "it was replaced by tool_choice",
+    "functions": "it was replaced by tools",
+    "moderation": "this service does not moderate",
+    "prediction": "predicted outputs are not supported",
+    "prompt_cache_options": "the prompt cache has no options",
+    "prompt_cache_retention": "the prompt cache has no retention policy",
+    "web_search_options": "this service does not search the web",
+    "extra_body": "it is an argument of OpenAI's SDK, not a field: put its contents at the top level of the body",
+}
+"""Known names that are always refused (null excepted), each with the reason."""
 
 Text = Annotated[str, Field(description="UTF-8 text.")]
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Letters, digits, _ and -; at most 64.")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$", description="Letters, digits, _ and -; at most 128.")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Field(max_length=512)]
 
@@ -166,6 +189,8 @@ class StreamOptions(Strict):
 class Generation(Strict):
     """What both generation endpoints share."""
 
+    refused: ClassVar[Mapping[str, str]] = NEVER
+
     model: str = Field(min_length=1, description="A name from GET /v1/models.")
     stream: bool | None = Field(None, description="Answer as server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
@@ -179,9 +204,9 @@ class Generation(Strict):
     ) = Field(None, max_length=1024, description="Token id (as a string) to a bias added to its logit.")
     stop: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=16)]
         | None
-    ) = Field(None, description="Up to 4 texts that end the answer; they are not part of it.")
+    ) = Field(None, description="Up to 16 texts that end the answer; they are not part of it.")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="With equal seeds and inputs, equal answers.")
     n: int | None = Field(None, ge=1, le=128, description="Choices per prompt.")
     user: Label | None = Field(None, description="A label; has no effect.")
@@ -202,13 +227,14 @@ class ChatRequest(Generation):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens.")
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="More than one call in one answer; default true.")
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Alternatives per token; only with logprobs.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_token_budget: int | None = Field(None, ge=1, description="Most tokens to think with.")
     verbosity: Literal["low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
@@ -264,17 +290,3 @@ class ProfileRequest(Strict):
 
     pool: PoolName | None = Field(None, description="Default: any that serves.")
     seconds: float = Field(2.0, ge=0.1, le=10.0, description="How long to look, seconds.")
-
-
-NEVER: dict[str, str] = {
-    "audio": "this service writes text only",
-    "function_call": "it was replaced by tool_choice",
-    "functions": "it was replaced by tools",
-    "moderation": "this service does not moderate",
-    "prediction": "predicted outputs are not supported",
-    "prompt_cache_options": "the prompt cache has no options",
-    "prompt_cache_retention": "the prompt cache has no retention policy",
-    "web_search_options": "this service does not search the web",
-    "extra_body": "it is an argument of OpenAI's SDK, not a field: put its contents at the top level of the body",
-}
-"""Known names that are always refused (null excepted), each with the reason."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from service.errors import BadRequest, UnsupportedField
-from service.http.schema import NEVER
+from service.http.schema import Strict
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Strict)
 
 
 def validate(model: type[Model], raw: dict[str, Any]) -> Model:
-    """Check `raw` against `model`; `raw` loses keys of `NEVER` that are null. Raises BadRequest naming the field."""
-    for name in NEVER.keys() & raw.keys():
-        if raw[name] is not None:
-            raise UnsupportedField(f"the field {name!r} is refused: {NEVER[name]}", param=name)
+    """Check `raw` against `model`; `raw` loses refused keys that are null or an empty list. Raises BadRequest naming
+    the field."""
+    for name in model.refused.keys() & raw.keys():
+        if raw[name] not in (None, []):
+            raise UnsupportedField(f"the field {name!r} is refused: {model.refused[name]}", param=name)
         del raw[name]
     if raw.get("store") is True:
         raise UnsupportedField("store=true is refused: answers are never stored", param="store")
@@ -32,6 +34,16 @@ def validate(model: type[Model], raw: dict[str, Any]) -> Model:
         return model.model_validate(raw)
     except ValidationError as error:
         raise _explain(error.errors(include_url=False, include_context=True), raw, model) from None
+
+
+def extras(model: BaseModel) -> Iterator[str]:
+    """Paths (without indices) of the unknown keys that loose models in `model` took, null ones left out."""
+    yield from (name[:64] for name, value in (model.model_extra or {}).items() if value is not None)
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        for inside in value if isinstance(value, list) else (value,):
+            if isinstance(inside, BaseModel):
+                yield from (f"{name}.{path}" for path in extras(inside))
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -53,7 +65,13 @@ def _explain(errors: list[ErrorDetails], raw: dict[str, Any], model: type[BaseMo
     if kind == "missing":
         return BadRequest(f"the field {where!r} is required", param=where)
     if kind in ("literal_error", "union_tag_invalid", "union_tag_not_found") and path and _is_part(path, error, raw):
-        return UnsupportedField(f"{where}: only parts of type 'text' are supported by this service", param=where)
+        part = _at(path, raw)
+        given = part.get("type") if isinstance(part, dict) else part
+        return UnsupportedField(
+            f"{where}: a part of type {str(given)[:64]!r} is refused: the model {str(raw.get('model'))[:128]!r} reads "
+            "text only",
+            param=where,
+        )
     if kind == "union_tag_not_found":
         return BadRequest(f"{where}: the key {error['ctx']['discriminator']} is required", param=where or None)
     if kind == "union_tag_invalid":
@@ -125,11 +143,16 @@ def _render(path: tuple[str | int, ...]) -> str:
 def _is_part(path: tuple[str | int, ...], error: ErrorDetails, raw: dict[str, Any]) -> bool:
     if "messages" not in path or "content" not in path:
         return False
+    here = _at(path, raw)
+    kind = here.get("type") if isinstance(here, dict) else here
+    return isinstance(kind, str) and kind not in ("text", "refusal")
+
+
+def _at(path: tuple[str | int, ...], raw: Any) -> Any:
     here: Any = raw
     for step in path:
         here = here[step]
-    kind = here.get("type") if isinstance(here, dict) else here
-    return isinstance(kind, str) and kind not in ("text", "refusal")
+    return here
 
 
 def _nested_names(model: type[BaseModel]) -> list[str]:

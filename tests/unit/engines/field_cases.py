@@ -61,6 +61,7 @@ CASES: Final[dict[Endpoint, dict[str, Ask]]] = {
         "logprobs": Ask(True),
         "top_logprobs": Ask(4, {"logprobs": True}),
         "reasoning_effort": Ask("high"),
+        "thinking_token_budget": Ask(7),
         "verbosity": Ask("low"),
         "chat_template_kwargs": Ask({"colour": "red"}),
         "modalities": Ask(["text"]),

@@ -19,7 +19,8 @@ CARD = ModelCard("echo", "echo", "none", context_tokens=64, vocab_size=1000, byt
 
 SAMPLING = "temperature top_p frequency_penalty presence_penalty logit_bias seed top_k min_p repetition_penalty"
 EVERYTHING = frozenset(
-    f"{SAMPLING} max_tokens stop logprobs tools tool_choice parallel_tool_calls response_format echo".split()
+    f"{SAMPLING} max_tokens stop logprobs tools tool_choice parallel_tool_calls response_format echo"
+    " chat_template_kwargs".split()
 )
 
 
@@ -137,11 +138,14 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Delta, None]:
         await asyncio.sleep(0)
     if order == "slow":
         await asyncio.sleep(0.5)
+    if order == "think":
+        for letter in "so ":
+            yield Delta(reasoning=letter, output_tokens=1, reasoning_tokens=1)
     if body.get("tools") and order == "tool":
         name = body["tools"][0]["function"]["name"]
         for part in (CallPart(0, "call_1", name), *(CallPart(0, arguments=letter) for letter in rest)):
             yield Delta(calls=(part,), output_tokens=1)
-        yield Delta(finish="tool_calls", prompt_tokens=len(words))
+        yield Delta(finish="tool_calls", prompt_tokens=len(words), cached_tokens=len(words) - 1)
         return
     for at, piece in enumerate(pieces):
         if at == 2 and order in ("die", "vanish", "crash"):
@@ -156,7 +160,7 @@ async def _echo(request: EngineRequest) -> AsyncGenerator[Delta, None]:
     yield Delta(prompt_tokens=len(words))
 
 
-_ORDERS = {"refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady", "flood"}
+_ORDERS = {"think", "refuse", "bug", "hang", "hang-later", "slow", "tool", "die", "vanish", "crash", "steady", "flood"}
 
 
 def _logprobs(piece: str) -> tuple[TokenLogprob, ...]:

@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 from service.engines.choice import Choice
 from service.errors import EngineFailed
 from service.http.backend import RequestContext
-from service.http.frames import Framer
+from service.http.dialects.chat import Chat
+from service.http.dialects.completions import Completions
+from service.http.dialects.fold import Fold
 from service.http.plan import Part, Plan
-from service.http.whole import Fold, whole_answer
 from service.link.delta import pack, unpack
 from service.types import FINISHES, Delta, Endpoint, EngineRequest
+
+DIALECTS: dict[Endpoint, Chat | Completions] = {"chat": Chat(), "completions": Completions()}
 
 
 def answer(endpoint: Endpoint, choices: list[dict[str, Any]], index: int = 0) -> tuple[list[Any], dict[str, Any]]:
     """(entries of `choices` of the events sent for these engine choices, the whole answer's entry)."""
     part = Part(EngineRequest("r", endpoint, b""), index, prompt=0)
     plan = Plan("r", endpoint, "m", True, False, False, 1.0, (part,), RequestContext())
-    framer, fold = Framer(plan, part, tier="default", created=7), Fold(plan, part)
+    dialect = DIALECTS[endpoint]
+    framer, fold = dialect.framer(plan, part, tier="default", created=7), Fold(plan, part)
     engine, events = Choice(), []
     for choice in choices:
         piece = unpack(pack(engine.read(choice)))
@@ -30,7 +34,7 @@ def answer(endpoint: Endpoint, choices: list[dict[str, Any]], index: int = 0) ->
     framer.close()
     fold.close()
     sent = [orjson.loads(event.removeprefix(b"data: ")) for event in events if event]
-    whole = orjson.loads(whole_answer(plan, [fold], tier="default", created=7))
+    whole = orjson.loads(dialect.whole(plan, [fold], tier="default", created=7))
     assert all(list(event) == ["id", "object", "created", "model", "service_tier", "choices"] for event in sent)
     [folded] = whole.pop("choices")
     return [entry for event in sent for entry in event["choices"]], folded
@@ -266,7 +270,7 @@ def test_events_are_these_bytes() -> None:
     """The hot path writes them without a JSON writer: what stands around the text may not drift."""
     part = Part(EngineRequest("r", "chat", b""), 1, prompt=0)
     plan = Plan("r", "chat", "m", True, True, False, 1.0, (part,), RequestContext())
-    framer = Framer(plan, part, tier="flex", created=7)
+    framer = Chat().framer(plan, part, tier="flex", created=7)
     head = b'data: {"id":"r","object":"chat.completion.chunk","created":7,"model":"m","service_tier":"flex","choices":['
     around = b'{"index":1,"delta":%s,"logprobs":null,"finish_reason":%s}],"usage":null}\n\n'
     assert framer.feed(Delta(prompt_tokens=3)) == head + around % (b'{"role":"assistant","content":""}', b"null")
@@ -274,11 +278,11 @@ def test_events_are_these_bytes() -> None:
     assert framer.feed(Delta(output_tokens=1)) == b""
     assert framer.feed(Delta(finish="stop")) == head + around % (b"{}", b'"stop"')
     plan = Plan("r", "completions", "m", True, False, False, 1.0, (part,), RequestContext())
-    framer = Framer(plan, part, tier="flex", created=7)
+    text = Completions().framer(plan, part, tier="flex", created=7)
     head = b'data: {"id":"r","object":"text_completion","created":7,"model":"m","service_tier":"flex","choices":['
     around = b'{"index":1,"text":%s,"logprobs":null,"finish_reason":%s}]}\n\n'
-    assert framer.feed(Delta("a")) == head + around % (b'"a"', b"null")
-    assert framer.feed(Delta("b", finish="stop")) == head + around % (b'"b"', b"null") + head + around % (
+    assert text.feed(Delta("a")) == head + around % (b'"a"', b"null")
+    assert text.feed(Delta("b", finish="stop")) == head + around % (b'"b"', b"null") + head + around % (
         b'""',
         b'"stop"',
     )
