@@ -72,6 +72,11 @@ def error_response(
     )
 
 
+def error_event(error: ServiceError) -> bytes:
+    """The last thing in a stream that failed; no `[DONE]` follows it."""
+    return b"event: error\ndata: " + orjson.dumps(envelope(error)) + b"\n\n"
+
+
 def as_service_error(error: BaseException) -> ServiceError:
     """Ours as it is. Anything else is a bug: logged, and shown without its insides."""
     if isinstance(error, ServiceError):

@@ -91,8 +91,8 @@ def openapi_document(settings: HttpSettings, version: str) -> Json:
         "info": {
             "title": "glm5-serve",
             "version": version,
-            "description": "GGUF models behind OpenAI's and Anthropic's HTTP interfaces. Unknown fields, and fields that the engine "
-            "cannot honour, are refused by name.",
+            "description": "GGUF models behind OpenAI's and Anthropic's HTTP interfaces. Unknown fields, and "
+            "fields that the engine cannot honour, are refused by name.",
         },
         "security": [{}, {"key": []}],
         "paths": _paths(),
@@ -174,7 +174,20 @@ def _anthropic(operation: Json) -> Json:
     for status, response in operation["responses"].items():
         if status != "200":
             response["content"]["application/json"]["schema"] = {"$ref": _REFERENCE.format(model="MessageError")}
+    if "text/event-stream" in (content := operation["responses"]["200"]["content"]):
+        content["text/event-stream"]["schema"] = _named_event("MessageEvent", "MessageError")
     return operation
+
+
+def _named_event(*models: str) -> Json:
+    """One server-sent event whose name is the `type` of its data."""
+    kinds = [{"$ref": _REFERENCE.format(model=model)} for model in models]
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    return {
+        "type": "object",
+        "required": ["event", "data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+    }
 
 
 def _event(chunk: str, *, last: bool = True) -> Json:

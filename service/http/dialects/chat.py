@@ -11,6 +11,7 @@ from service.errors import ServiceError
 from service.http.dialects import openai
 from service.http.dialects.dialect import Framer, Reading
 from service.http.dialects.fold import Fold, FoldedCall
+from service.http.envelope import error_event
 from service.http.plan import Body, Part, Plan
 from service.http.schema import ChatRequest
 from service.http.shaping import chat_logprobs
@@ -37,7 +38,7 @@ class Chat:
         return openai.last_events(plan, framers, CHUNK, tier, created)
 
     def broken(self, plan: Plan, framers: Sequence[Framer], error: ServiceError, *, request_id: str) -> bytes:
-        return openai.error_event(error)
+        return error_event(error)
 
     def whole(self, plan: Plan, folds: Sequence[Fold], *, tier: Tier, created: int) -> bytes:
         return openai.whole_body(plan, folds, [_choice(fold) for fold in folds], WHOLE, tier, created)

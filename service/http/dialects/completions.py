@@ -11,6 +11,7 @@ from service.errors import ServiceError
 from service.http.dialects import openai
 from service.http.dialects.dialect import Framer, Reading
 from service.http.dialects.fold import Fold
+from service.http.envelope import error_event
 from service.http.plan import Body, Part, Plan
 from service.http.schema import CompletionRequest
 from service.http.shaping import text_logprobs
@@ -37,7 +38,7 @@ class Completions:
         return openai.last_events(plan, framers, KIND, tier, created)
 
     def broken(self, plan: Plan, framers: Sequence[Framer], error: ServiceError, *, request_id: str) -> bytes:
-        return openai.error_event(error)
+        return error_event(error)
 
     def whole(self, plan: Plan, folds: Sequence[Fold], *, tier: Tier, created: int) -> bytes:
         return openai.whole_body(plan, folds, [_choice(fold) for fold in folds], KIND, tier, created)

@@ -8,10 +8,8 @@ from typing import Any
 
 import orjson
 
-from service.errors import ServiceError
 from service.http.dialects.dialect import Framer
 from service.http.dialects.fold import Fold
-from service.http.envelope import envelope
 from service.http.plan import Plan
 from service.http.usage import total
 from service.types import Finish, Tier
@@ -41,11 +39,6 @@ def last_events(plan: Plan, framers: Sequence[Framer], kind: str, tier: Tier, cr
         return DONE
     usage = total((framer.part.prompt, framer.usage) for framer in framers)
     return head(plan, kind, tier, created) + b'[],"usage":' + orjson.dumps(usage) + b"}\n\n" + DONE
-
-
-def error_event(error: ServiceError) -> bytes:
-    """The last thing in a stream that failed; no `[DONE]` follows it."""
-    return b"event: error\ndata: " + orjson.dumps(envelope(error)) + b"\n\n"
 
 
 def whole_body(
