@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError, TaskCancelledError
@@ -279,6 +280,9 @@ class RayBackend:
     def _another(self, pool: PoolName) -> bool:
         """Whether a request that one engine failed could go to a different one."""
         return len(self._ready(pool)) > 1
+
+    def counted(self, credential: str | None) -> AbstractContextManager[object]:
+        return self._keys.find(credential).spend(1)
 
     async def tokenize(self, body: bytes) -> bytes:
         return await self._small("tokenize", body)

@@ -39,6 +39,8 @@ from service.types import Delta, EngineRequest, EngineStats, LoadProgress, Model
 METRICS_S = 2.0
 """llama.cpp answers between two batches; its own metrics are not worth a longer wait."""
 CLOSE_S = 30.0
+ASKED_AT_ONCE = 2
+"""Of /tokenize and its like. One more thread answers, for its metrics."""
 
 
 class LlamaCppEngine:
@@ -57,6 +59,7 @@ class LlamaCppEngine:
         self._template = True
         self._template_has_tools = False
         self._trials = Trials()
+        self._asking = asyncio.Semaphore(ASKED_AT_ONCE)
         # One thread more than slots: a cancelled call may linger for one decode step while its successor starts.
         self._threads = ThreadPoolExecutor(slots + 1, thread_name_prefix="llama")
         self._running: set[_Call] = set()
@@ -112,7 +115,7 @@ class LlamaCppEngine:
             params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
         params.cache_prompt, params.cache_ram_mib = options.prefix_cache, options.prefix_cache_mib
         params.n_gpu_layers = options.gpu_layers
-        params.n_threads_http = 2
+        params.n_threads_http = ASKED_AT_ONCE + 1
         params.endpoint_slots = params.endpoint_metrics = True
         params.api_keys, params.ui, params.port = [key], False, 0
         params.verbosity = 1
@@ -227,9 +230,17 @@ class LlamaCppEngine:
         raise BadRequest("llama.cpp has no profiler of its steps; glm5 explain without --profile splits them by model")
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One of llama.cpp's small calls. Who gives up waits no longer, but llama.cpp goes on: until it is done the
+        call keeps its place, so that no more than `ASKED_AT_ONCE` ever hold memory there."""
         if self._http is None:
             raise EngineFailed("llama.cpp is not loaded")
-        response = await self._http.post(path, content=orjson.dumps(body))
+        await self._asking.acquire()
+        asked = asyncio.ensure_future(self._http.post(path, content=orjson.dumps(body)))
+        asked.add_done_callback(lambda _: self._asking.release())
+        try:
+            response = await asyncio.shield(asked)
+        except httpx.HTTPError as fault:
+            raise EngineFailed(f"llama.cpp did not answer {path}: {type(fault).__name__}") from fault
         answer: dict[str, Any] = orjson.loads(response.content)
         if response.status_code != 200:
             raise error_from(answer["error"]) if "error" in answer else BadRequest(str(answer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -31,6 +32,7 @@ from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.plan import Headers, engine_messages, make_plan, prompt_of
 from service.http.schema import DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
+from service.http.small import SmallCalls
 from service.http.validate import validate
 from service.types import ModelCard
 
@@ -91,6 +93,7 @@ class _Faces:
         self._document = orjson.dumps(document)
         self._live = Live(backend)
         self._created = created
+        self._small_calls = SmallCalls(backend, settings)
 
     async def chat(self, request: Request) -> Response:
         return await self._generate(request, CHAT)
@@ -105,7 +108,7 @@ class _Faces:
         self._backend.authorize(_credential(request))
         reading = await read_request(request, self._settings, MESSAGES.read_to_count)
         self._known(reading.asked.model)
-        body = await self._backend.tokenize(orjson.dumps(prompt_of(reading.asked, reading.raw)))
+        body = await self._small(request, self._backend.tokenize, prompt_of(reading.asked, reading.raw))
         return _json(orjson.dumps({"input_tokens": orjson.loads(body)["count"]}))
 
     async def _generate(self, request: Request, dialect: Dialect) -> Response:
@@ -137,7 +140,7 @@ class _Faces:
             body = {"messages": engine_messages(asked.messages)}
         if asked.add_special_tokens is not None:
             body["add_special_tokens"] = asked.add_special_tokens
-        return _json(await self._backend.tokenize(orjson.dumps(body)))
+        return _json(await self._small(request, self._backend.tokenize, body))
 
     async def detokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
@@ -148,7 +151,14 @@ class _Faces:
                 raise BadRequest(
                     f"tokens: {max(asked.tokens)} is not in the vocabulary of {card.vocab_size}", param="tokens"
                 )
-        return _json(await self._backend.detokenize(orjson.dumps({"tokens": asked.tokens})))
+        return _json(await self._small(request, self._backend.detokenize, {"tokens": asked.tokens}))
+
+    async def _small(
+        self, request: Request, call: Callable[[bytes], Coroutine[Any, Any, bytes]], asked: dict[str, Any]
+    ) -> bytes:
+        headers, body = _headers(request), orjson.dumps(asked)
+        work = call(body)
+        return await self._small_calls.run(request, headers.credential, len(body), work, headers.deadline_s)
 
     async def profile(self, request: Request) -> Response:
         self._operator(request)

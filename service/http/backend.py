@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -78,6 +79,10 @@ class Backend(Protocol):
         """
         ...
 
+    def counted(self, credential: str | None) -> AbstractContextManager[object]:
+        """One request of the caller's limits, for as long as it is held. Raises Unauthorized, QuotaExceeded."""
+        ...
+
     def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
         """The answer: one `Served` as soon as the request has its place, then deltas as `Engine.generate` promises.
 
@@ -90,7 +95,7 @@ class Backend(Protocol):
         ...
 
     async def tokenize(self, body: bytes) -> bytes:
-        """See `Engine.tokenize`. Raises ServiceError."""
+        """See `Engine.tokenize`. Cancelling it ends the wait for the engine. Raises ServiceError."""
         ...
 
     async def detokenize(self, body: bytes) -> bytes:

@@ -73,6 +73,15 @@ class HttpSettings(BaseModel):
         description="GET /metrics needs no key even where admission.anonymous is false: for a Prometheus that can send "
         "none, on a network that callers do not reach.",
     )
+    tokenize_at_once: int = Field(
+        4, ge=1, le=1024, description="Calls of /tokenize and /detokenize that one ingress works on at once."
+    )
+    tokenize_bytes: int = Field(
+        8 * 1024 * 1024, ge=1024, le=1 << 32, description="Bytes of all bodies that these work on at once."
+    )
+    tokenize_timeout_s: float = Field(
+        15.0, gt=0, le=3600, description="Deadline of such a call, waiting included, seconds; beyond it 504."
+    )
     cors_origins: tuple[str, ...] = Field(
         (), description="Browser origins allowed to call the service; empty switches CORS off, '*' allows all."
     )

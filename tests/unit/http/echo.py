@@ -5,13 +5,22 @@ takes its orders (slow, fail, hang, tools, ...) from the prompt, so that every t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from service.errors import BadRequest, ContextOverflow, EngineFailed, OperatorOnly, Overloaded, Unauthorized
+from service.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineFailed,
+    OperatorOnly,
+    Overloaded,
+    QuotaExceeded,
+    Unauthorized,
+)
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
 from service.types import CallPart, Delta, EngineRequest, Finish, ModelCard, PoolName, TokenLogprob
 
@@ -35,6 +44,10 @@ class EchoBackend:
     key: str | None = None
     operator_key: str | None = None
     """Good for everything; where it is set, `key` is a caller's."""
+    concurrency: int = 1000
+    """Of every key, for calls that are no generations."""
+    counting: int = 0
+    tokenizing: int = 0
     looked: int = 0
     """Readings of the metrics."""
     running: int = 0
@@ -45,6 +58,8 @@ class EchoBackend:
 
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.slots)
+        self.may_tokenize = asyncio.Event()
+        self.may_tokenize.set()
 
     def authorize(self, credential: str | None, *, operator: bool = False) -> None:
         if self.key is None or (credential and credential == self.operator_key):
@@ -53,6 +68,16 @@ class EchoBackend:
             raise Unauthorized("a valid API key is needed")
         if operator and self.operator_key is not None:
             raise OperatorOnly("this needs an operator's key")
+
+    @contextlib.contextmanager
+    def counted(self, credential: str | None) -> Iterator[None]:
+        if self.counting >= self.concurrency:
+            raise QuotaExceeded(f"this key may run {self.concurrency} requests at once", retry_after_s=1.0)
+        self.counting += 1
+        try:
+            yield
+        finally:
+            self.counting -= 1
 
     async def generate(self, request: EngineRequest, context: RequestContext) -> AsyncGenerator[Served | Delta, None]:
         self.seen.append((request, context))
@@ -77,6 +102,11 @@ class EchoBackend:
             self._free.release()
 
     async def tokenize(self, body: bytes) -> bytes:
+        self.tokenizing += 1
+        try:
+            await self.may_tokenize.wait()
+        finally:
+            self.tokenizing -= 1
         asked = orjson.loads(body)
         text = asked["prompt"] if "prompt" in asked else _last(asked["messages"])
         tokens = [ord(character) % CARD.vocab_size for character in text]
