@@ -46,7 +46,8 @@ async def test_bytes_at_once_are_bounded(held: EchoBackend) -> None:
     large = {"prompt": "a" * 700}
     async with serving(held, tokenize_bytes=1024) as served, httpx.AsyncClient(base_url=served.url) as client:
         calls = [asyncio.create_task(client.post("/tokenize", json=large)) for _ in range(3)]
-        await served.settled(lambda: held.counting == 3)
+        await served.settled(lambda: held.counting == 3 and held.tokenizing == 1)
+        assert (await client.get("/health")).status_code == 200  # the others had their turn
         assert held.tokenizing == 1
         held.may_tokenize.set()
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 3
