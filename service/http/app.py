@@ -24,6 +24,7 @@ from service.http.dialects.chat import Chat
 from service.http.dialects.completions import Completions
 from service.http.dialects.dialect import Dialect
 from service.http.dialects.messages.dialect import Messages
+from service.http.dialects.responses.dialect import Responses
 from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
@@ -38,6 +39,7 @@ from service.types import ModelCard
 
 CHAT: Final = Chat()
 COMPLETIONS: Final = Completions()
+RESPONSES: Final = Responses()
 MESSAGES: Final = Messages()
 
 
@@ -60,13 +62,14 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-glm-pool", "x-glm-queue-ms", "retry-after"],
+            expose_headers=["x-request-id", "x-glm-pool", "x-glm-queue-ms", "x-glm-ignored", "retry-after"],
         )
     document = openapi_document(settings, version)
     app.openapi = lambda: document  # type: ignore[method-assign]
     faces = _Faces(backend, settings, document, created=int(time.time()))
     app.add_api_route("/v1/chat/completions", faces.chat, methods=["POST"])
     app.add_api_route("/v1/completions", faces.completions, methods=["POST"])
+    app.add_api_route("/v1/responses", faces.responses, methods=["POST"])
     app.add_api_route("/v1/messages", faces.messages, methods=["POST"])
     app.add_api_route("/v1/messages/count_tokens", faces.count_tokens, methods=["POST"])
     app.add_api_route("/v1/models", faces.models, methods=["GET"])
@@ -101,6 +104,9 @@ class _Faces:
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, COMPLETIONS)
 
+    async def responses(self, request: Request) -> Response:
+        return await self._generate(request, RESPONSES)
+
     async def messages(self, request: Request) -> Response:
         return await self._generate(request, MESSAGES)
 
@@ -126,6 +132,7 @@ class _Faces:
                 honours=self._backend.honours(),
                 ignored=reading.ignored,
                 soft=reading.soft,
+                client=reading.client,
             )
         except ServiceError as error:
             raise dialect.explain(error) from None

@@ -24,6 +24,8 @@ from service.http.answers import (
 )
 from service.http.dialects.messages.answers import MessageAnswer, MessageError, MessageEvent, TokensCounted
 from service.http.dialects.messages.schema import CountTokensRequest, MessagesRequest
+from service.http.dialects.responses.answers import ResponseAnswer, ResponseEvent
+from service.http.dialects.responses.schema import ResponsesRequest
 from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 from service.metrics.live import LiveFigures
@@ -67,6 +69,9 @@ _MODELS: tuple[type[BaseModel], ...] = (
     NotReadyEnvelope,
     Version,
     ErrorEnvelope,
+    ResponsesRequest,
+    ResponseAnswer,
+    ResponseEvent,
     CountTokensRequest,
     MessagesRequest,
     MessageAnswer,
@@ -109,6 +114,9 @@ def _paths() -> Json:
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     chat = _generation("Answer a conversation", "ChatRequest", "ChatAnswer", "ChatChunk", all_errors)
     text = _generation("Continue a text", "CompletionRequest", "TextAnswer", "TextAnswer", all_errors)
+    responses = _generation("Answer items", "ResponsesRequest", "ResponseAnswer", "ResponseEvent", all_errors)
+    stream = responses["responses"]["200"]["content"]["text/event-stream"]
+    stream["schema"] = _named_event("ResponseEvent", "ErrorEnvelope")
     messages = _generation("Answer a conversation", "MessagesRequest", "MessageAnswer", "MessageEvent", all_errors)
     count = _operation("Count the prompt's tokens", "TokensCounted", body, "CountTokensRequest")
     ready = _operation("Whether the service can serve", "Ready", plain)
@@ -121,6 +129,7 @@ def _paths() -> Json:
     return {
         "/v1/chat/completions": {"post": chat},
         "/v1/completions": {"post": text},
+        "/v1/responses": {"post": responses},
         "/v1/messages": {"post": _anthropic(messages)},
         "/v1/messages/count_tokens": {"post": _anthropic(count)},
         "/v1/models": {"get": _operation("The models that can be asked for", "ModelsBody", keyed)},

@@ -41,7 +41,8 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One HTTP request: its parts and what the answer says about itself. `must_call`: tool_choice demands a tool call.
-    `timeout_s`: for the whole of it. `ignored`: names in the client's body that change nothing, which it is told."""
+    `timeout_s`: for the whole of it. `ignored`: names in the client's body that change nothing; it is told them.
+    `client`: the client's own body, where the dialect's answer repeats parts of it."""
 
     id: str
     endpoint: Endpoint
@@ -53,6 +54,7 @@ class Plan:
     parts: tuple[Part, ...]
     context: RequestContext
     ignored: tuple[str, ...] = ()
+    client: Body = field(default_factory=dict, repr=False)
 
 
 def make_plan(
@@ -66,9 +68,10 @@ def make_plan(
     honours: frozenset[str],
     ignored: tuple[str, ...] = (),
     soft: frozenset[str] = frozenset(),
+    client: Body | None = None,
 ) -> Plan:
-    """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field. `ignored`
-    and `soft` as a dialect's reading has them.
+    """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field. `ignored`,
+    `soft` and `client` as a dialect's reading has them.
 
     With no cards and no honours known yet (nothing has loaded) only what needs neither is checked.
     """
@@ -115,7 +118,19 @@ def make_plan(
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
     ignored = tuple(dict.fromkeys((*ignored, *given_up)))
-    return Plan(id, endpoint, request.model, stream, usage, _must_call(request), timeout_s, parts, context, ignored)
+    return Plan(
+        id,
+        endpoint,
+        request.model,
+        stream,
+        usage,
+        _must_call(request),
+        timeout_s,
+        parts,
+        context,
+        ignored,
+        client or {},
+    )
 
 
 def _must_call(request: ChatRequest | CompletionRequest) -> bool:

@@ -141,11 +141,11 @@ def _render(path: tuple[str | int, ...]) -> str:
 
 
 def _is_part(path: tuple[str | int, ...], error: ErrorDetails, raw: dict[str, Any]) -> bool:
-    if "messages" not in path or "content" not in path:
+    if path[0] not in ("messages", "input") or not {"content", "output"} & set(path):
         return False
     here = _at(path, raw)
     kind = here.get("type") if isinstance(here, dict) else here
-    return isinstance(kind, str) and kind not in ("text", "refusal")
+    return isinstance(kind, str) and kind not in ("text", "refusal", "input_text", "output_text")
 
 
 def _at(path: tuple[str | int, ...], raw: Any) -> Any:

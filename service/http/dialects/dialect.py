@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.errors import ServiceError
@@ -23,13 +23,15 @@ class Reading:
     """A body as an engine's endpoint has it: checked, and as JSON.
 
     `ignored`: names in the client's body that were taken and change nothing. `soft`: fields of `raw` that are wishes
-    in this dialect: an engine that cannot obey them does without, and the client is told.
+    in this dialect: an engine that cannot obey them does without, and the client is told. `client`: the client's own
+    body, where the answer repeats parts of it.
     """
 
     asked: ChatRequest | CompletionRequest
     raw: Body
     ignored: tuple[str, ...] = ()
     soft: frozenset[str] = frozenset()
+    client: Body = field(default_factory=dict)
 
 
 class Framer:

@@ -60,7 +60,14 @@ def test_the_generated_requests_came_through_and_were_many() -> None:
     """Both good and bad requests were among them, or the test above shows nothing."""
     if not statuses:
         pytest.skip("runs after test_generated_requests")
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"):
+    for path in (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/tokenize",
+    ):
         assert statuses[path, 200] >= 20 and statuses[path, 400] >= 20, statuses
     assert statuses.total() >= 4 * EXAMPLES
 

@@ -1,0 +1,1 @@
+"""OpenAI's POST /v1/responses, stateless."""

@@ -1,0 +1,121 @@
+"""The events of /v1/responses, however the engine cuts its answer into pieces: joined, they are the whole body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import EngineFailed
+from service.http.backend import RequestContext
+from service.http.dialects.fold import Fold
+from service.http.dialects.responses.answers import ResponseAnswer
+from service.http.dialects.responses.dialect import Responses
+from service.http.dialects.responses.seal import sealed, unsealed
+from service.http.plan import Part, Plan
+from service.types import CallPart, Delta, EngineRequest, Finish
+from tests.unit.http.test_messages_events import CALLS, cut
+
+DIALECT = Responses()
+
+
+def answer(deltas: list[Delta]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the last event's response, the whole body); the events are checked on the way."""
+    part = Part(EngineRequest("r", "chat", b""), 0, prompt=0)
+    client = {"include": ["reasoning.encrypted_content"], "tools": [{"type": "function", "name": "f"}]}
+    plan = Plan("resp_1", "chat", "m", True, False, False, 1.0, (part,), RequestContext(), client=client)
+    framer, fold = DIALECT.framer(plan, part, tier="flex", created=7), Fold(plan, part)
+    sent = b""
+    for delta in deltas:
+        sent += framer.feed(delta)
+        fold.feed(delta)
+    framer.close()
+    fold.close()
+    sent += DIALECT.last(plan, [framer], tier="flex", created=7)
+    whole = DIALECT.whole(plan, [fold], tier="flex", created=7)
+    ResponseAnswer.model_validate_json(whole)
+    return assembled(sent), orjson.loads(whole)
+
+
+def assembled(sent: bytes) -> dict[str, Any]:
+    """What the pieces of each item join to is what its end says, and so does the end of all."""
+    ended: list[dict[str, Any]] = []
+    item: dict[str, Any] | None = None
+    joined = ""
+    for number, block in enumerate(sent.decode().removesuffix("\n\n").split("\n\n")):
+        name, data = block.split("\n")
+        event = orjson.loads(data.removeprefix("data: "))
+        kind = event["type"].removeprefix("response.")
+        assert name == f"event: response.{kind}" and event["sequence_number"] == number
+        if kind in ("created", "in_progress"):
+            assert number < 2 and event["response"]["output"] == []
+            continue
+        if kind == "output_item.added":
+            assert item is None and event["output_index"] == len(ended)
+            item, joined = event["item"], ""
+        elif kind == "output_item.done":
+            assert item is not None and event["item"]["id"] == item["id"]
+            ended.append(event["item"])
+            item = None
+        elif kind in ("completed", "incomplete"):
+            assert item is None and event["response"]["output"] == ended
+            found: dict[str, Any] = event["response"]
+            return found
+        else:
+            assert item is not None and event["item_id"] == item["id"] and event["output_index"] == len(ended)
+            if kind.endswith(".delta"):
+                joined += event["delta"]
+            elif kind in ("output_text.done", "reasoning_text.done"):
+                assert event["text"] == joined
+            elif kind == "function_call_arguments.done":
+                assert event["arguments"] == joined
+    raise AssertionError("the stream has no end")
+
+
+@given(st.text(max_size=9), st.text(max_size=9), st.integers(0, 3), st.lists(st.integers(0, 99)), st.booleans())
+def test_any_cut_of_an_answer_gives_the_same_response(
+    reasoning: str, text: str, calls: int, places: list[int], together: bool
+) -> None:
+    pieces = [Delta(reasoning=piece, output_tokens=1) for piece in cut(reasoning, places)]
+    pieces += [Delta(piece, output_tokens=1) for piece in cut(text, places)]
+    for index, (name, arguments) in enumerate(CALLS[:calls]):
+        begun = [CallPart(index, f"id{index}", name)] + [CallPart(index, arguments=p) for p in cut(arguments, places)]
+        pieces += [Delta(calls=tuple(begun))] if together else [Delta(calls=(part,)) for part in begun]
+    streamed, whole = answer([*pieces, Delta(finish="tool_calls" if calls else "stop", prompt_tokens=4)])
+    assert streamed == whole
+    made = [(item["name"], item["arguments"]) for item in whole["output"] if item["type"] == "function_call"]
+    assert made == [(name, arguments or "{}") for name, arguments in CALLS[:calls]]
+    if reasoning:
+        assert unsealed(whole["output"][0]["encrypted_content"]) == reasoning
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+def test_what_cut_an_answer_is_told(finish: Finish, reason: str) -> None:
+    streamed, whole = answer([Delta("x", output_tokens=1), Delta(finish=finish)])
+    assert streamed == whole and whole["incomplete_details"] == {"reason": reason}
+    assert whole["output"][0]["status"] == whole["status"] == "incomplete"
+
+
+def test_an_empty_answer_is_an_empty_message() -> None:
+    streamed, whole = answer([Delta(finish="stop")])
+    assert streamed == whole and whole["output"][0]["content"][0]["text"] == ""
+
+
+def test_going_back_to_an_ended_call_is_the_engines_fault() -> None:
+    calls = [CallPart(0, "a", "f", "{"), CallPart(1, "b", "g", "{}"), CallPart(0, arguments="}")]
+    with pytest.raises(EngineFailed, match="went back"):
+        answer([*(Delta(calls=(part,)) for part in calls), Delta(finish="tool_calls")])
+
+
+@given(st.text())
+def test_what_is_sealed_can_be_read_again(text: str) -> None:
+    assert unsealed(sealed(text)) == text
+
+
+@given(st.text())
+def test_what_others_sealed_is_nothing_to_us(text: str) -> None:
+    assert unsealed(text) == "" or text.startswith("glm5.")
+    assert isinstance(unsealed(f"glm5.{text}"), str)
