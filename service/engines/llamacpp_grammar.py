@@ -14,10 +14,18 @@ Json = dict[str, Any]
 
 _ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON in one line: where white space is free a small model may write nothing else."""
-_PLAIN: Final = frozenset(
-    {"$defs", "$ref", "additionalProperties", "anyOf", "const", "enum", "items", "properties", "required", "type"}
-)
-_SAYING: Final = frozenset({"default", "description", "examples", "title"})
+_SAYING: Final = frozenset({"$defs", "default", "description", "examples", "title"})
+_TYPES: Final[dict[str, frozenset[str]]] = {
+    "array": frozenset({"type", "items"}),
+    "object": frozenset({"type", "additionalProperties", "properties", "required"}),
+}
+_JSON: Final[dict[str, Any]] = {
+    "boolean": bool,
+    "integer": int,
+    "null": type(None),
+    "number": (int, float),
+    "string": str,
+}
 _MOST_PLAIN: Final = 400
 """Subschemas of one request's tools. GBNF's rules grow with them and nothing else that is plain."""
 
@@ -37,17 +45,32 @@ def wanted_schema(body: Json) -> Json | None:
 
 
 def plain(tools: list[Json]) -> bool:
-    """Whether llama.cpp's own conversion keeps every keyword of the tools' parameters."""
+    """Whether llama.cpp's own conversion keeps every keyword of the tools' parameters. It reads one keyword of a schema
+    and forgets those beside it."""
     waiting: list[Any] = [tool["function"].get("parameters") or {} for tool in tools]
-    seen = 0
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, dict):
-            continue
-        seen += 1
-        if seen > _MOST_PLAIN or not node.keys() <= _PLAIN | _SAYING:
+    for seen, node in enumerate(waiting):
+        if seen >= _MOST_PLAIN or not isinstance(node, dict) or not _one_keyword(node):
             return False
-        for name in ("$defs", "properties"):
-            waiting += node.get(name, {}).values()
-        waiting += [*node.get("anyOf", ()), node.get("items"), node.get("additionalProperties")]
+        extra = node.get("additionalProperties")
+        waiting += [] if extra is None or isinstance(extra, bool) else [extra]
+        waiting += [node["items"]] if "items" in node else []
+        waiting += [*node.get("$defs", {}).values(), *node.get("properties", {}).values(), *node.get("anyOf", ())]
     return True
+
+
+def _one_keyword(node: Json) -> bool:
+    keys = node.keys() - _SAYING
+    if keys <= {"$ref"} or keys == {"anyOf"}:
+        return True
+    values = node.get("enum", [node["const"]] if "const" in node else None)
+    kind = node.get("type")
+    if values is not None:
+        # Beside its values a type says nothing if all of them have it.
+        allowed = _JSON.get(kind, ()) if isinstance(kind, str) else ()
+        rest = keys - {"enum"} if "enum" in node else keys - {"const"}
+        same = all(isinstance(value, allowed) and isinstance(value, bool) == (kind == "boolean") for value in values)
+        return not rest or (rest == {"type"} and same)
+    if isinstance(kind, list):
+        return keys == {"type"}
+    required = set(node.get("required", ())) <= node.get("properties", {}).keys()
+    return kind is not None and keys <= _TYPES.get(kind, frozenset({"type"})) and required

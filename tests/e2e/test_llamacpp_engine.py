@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -173,42 +172,6 @@ async def test_a_model_without_a_template_names_the_other_endpoint(tmp_path: Pat
         with pytest.raises(BadRequest, match="/v1/completions"):
             await engine.tokenize(orjson.dumps({"messages": WEATHER}))
         assert (await answered(engine, prompt="One", max_tokens=2)).finish == "length"
-
-
-class Stuck:
-    """In llama.cpp's place: a call that does not come back until it is let go."""
-
-    def __init__(self) -> None:
-        self.called, self.let_go = threading.Event(), threading.Event()
-
-    def handle_completions(self, body: bytes, receive: Any) -> None:
-        self.called.set()
-        self.let_go.wait(60)
-
-
-async def test_a_cancelled_call_that_does_not_come_back_counts_as_running_without_progress() -> None:
-    engine = LlamaCppEngine(model="x", served_name="m", slots=1, context_tokens=64, options=LlamaCppOptions(threads=1))
-    stuck = engine._server = Stuck()
-    asked = asyncio.create_task(answered(engine, prompt="x"))
-    await asyncio.to_thread(stuck.called.wait, 60)
-    asked.cancel()
-    await asyncio.wait([asked])
-    before = engine.stats()
-    await asyncio.sleep(0.05)
-    after = engine.stats()
-    assert before.running == after.running == 1 and after.heartbeat_age_s > before.heartbeat_age_s
-    # One that never began is gone with its caller: the pool has slots + 1 threads.
-    others = [asyncio.create_task(answered(engine, prompt="x")) for _ in range(3)]
-    await asyncio.sleep(0.05)
-    for other in others:
-        other.cancel()
-    await asyncio.wait(others)
-    assert engine.stats().running == 2
-    stuck.let_go.set()
-    while engine.stats().running:
-        await asyncio.sleep(0.01)
-    assert engine.stats().heartbeat_age_s == 0.0
-    await engine.close()
 
 
 async def test_an_answer_that_llama_cpp_let_out_of_its_grammar_is_an_error() -> None:
