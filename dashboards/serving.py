@@ -86,6 +86,10 @@ def _throughput() -> Row:
                 (
                     Query(q.with_lower_bound(q.at_concurrency("1h")), "last hour"),
                     Query(q.with_lower_bound(q.at_concurrency("1h", q.WEEK)), "7 days ago"),
+                    Query(
+                        q.with_lower_bound(f"max by (concurrency) (glm_predicted_tokens_per_second{{{q.POOL}}})"),
+                        "planned",
+                    ),
                 ),
                 *("suffix: tok/s", "bars", 12, 9),
                 by="from",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 from ray import serve
@@ -25,4 +26,4 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> Any:
         context = serve.get_replica_context()
         backend = RayBackend(context.replica_tag, self._config, self._handles)
-        return create_app(backend, self._config.http)
+        return create_app(backend, self._config.http, files("dashboards") / "page")

@@ -10,12 +10,15 @@ from service.planning.served import pool_model
 from service.planning.step_model import StepModel, TokenClock
 from service.types import EngineStats
 
+CONTEXT = 1024
+"""Tokens that a request holds on the planned curve: before the first request nobody knows what will be asked."""
+
 
 class Prediction:
     """For one replica."""
 
-    def __init__(self, steps: StepModel | TokenClock) -> None:
-        self._steps = steps
+    def __init__(self, model: StepModel, steps: StepModel | TokenClock) -> None:
+        self._model, self._steps = model, steps
 
     @staticmethod
     def of(config: Config, pool: PoolConfig) -> Prediction | None:
@@ -32,7 +35,12 @@ class Prediction:
             logging.getLogger("ray.serve").warning("no predicted step: %s", unknown)
             return None
         # The simulated engine emits one token a step, in a shorter step where drafts are kept.
-        return Prediction(model.clock if simulated else model)
+        return Prediction(model, model.clock if simulated else model)
+
+    def curve(self) -> dict[int, float]:
+        """Tok/s of the replica with 1, 2, 4, ... requests at once, up to its slots, CONTEXT tokens each."""
+        counts = [2**power for power in range(self._model.settings.slots.bit_length())]
+        return {requests: self._model.tokens_per_s(requests, CONTEXT) for requests in counts}
 
     def step_s(self, stats: EngineStats) -> float | None:
         """Seconds, or None while nothing runs. The context held is the mean of all requests so far, half answered."""

@@ -141,6 +141,8 @@ class Replica:
         self._progress(LoadProgress("warming"))
         await self._warm()
         self._prediction = Prediction.of(self._config, self._settings)
+        if self._prediction is not None:
+            self._recorder.predicted_curve(self._prediction.curve())
         return card
 
     def _serve(self, card: ModelCard, **news: Any) -> None:

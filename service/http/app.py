@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from service.http.envelope import error_response
 from service.http.exchange import answer
 from service.http.live import Live
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
+from service.http.page import Page
 from service.http.plan import Headers, engine_messages, make_plan, prompt_of
 from service.http.schema import DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
@@ -43,8 +45,8 @@ RESPONSES: Final = Responses()
 MESSAGES: Final = Messages()
 
 
-def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
-    """The service's ASGI application over `backend`."""
+def create_app(backend: Backend, settings: HttpSettings, page: Traversable | None = None) -> FastAPI:
+    """The service's ASGI application over `backend`. `page`: the folder of the browser page, where there is one."""
     version = _version()
     app = FastAPI(
         title="glm5-serve",
@@ -82,6 +84,8 @@ def create_app(backend: Backend, settings: HttpSettings) -> FastAPI:
     app.add_api_route("/version", faces.version, methods=["GET"])
     app.add_api_route("/metrics", faces.metrics, methods=["GET"])
     app.add_api_route("/v1/service/live", faces.live, methods=["GET"])
+    if page is not None and settings.page:
+        Page(page).add_to(app)
     app.add_api_route("/openapi.json", faces.openapi, methods=["GET"], include_in_schema=False)
     return app
 

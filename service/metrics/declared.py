@@ -70,6 +70,12 @@ class Metrics:
             ("pool",),
             "max",
         )
+        self.predicted_tokens = self._gauge(
+            "glm_predicted_tokens_per_second",
+            "Tok/s of one replica as planned, by requests decoding at once.",
+            ("pool", "concurrency"),
+            "max",
+        )
         self.load_phase = self._histogram(
             "glm_load_phase_seconds", "Time a replica spent in a phase of its start.", ("pool", "phase"), LOAD_S
         )

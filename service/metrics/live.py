@@ -29,7 +29,7 @@ _GAUGES = frozenset(
     f"glm_{name}"
     for name in (
         *("slots", "requests_running", "requests_decoding", "requests_waiting", "requests_queued", "kv_used_ratio"),
-        *("requests_in_flight", "decode_step_predicted_seconds"),
+        *("requests_in_flight", "decode_step_predicted_seconds", "predicted_tokens_per_second"),
     )
 )
 _COUNTERS = frozenset(
@@ -122,15 +122,17 @@ class PoolSpan:
 class LivePoint:
     """Tok/s of one replica while it decodes `concurrency` requests (at least `first`, at most `last`; null: no end).
 
-    `recorded` since the service began, over `seconds`; `now` over the last minute, null where it was not there then.
+    `recorded` since the service began, over `seconds`; `now` over the last minute; both null where it was not there.
+    `predicted`: as planned for `last` requests of 1024 tokens each, null where the profile names no hardware.
     """
 
     concurrency: str
     first: int
     last: int | None
-    recorded: float
+    recorded: float | None
     seconds: float
     now: float | None
+    predicted: float | None
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,9 @@ def _curve(pool: str, oldest: LiveReading, now: LiveReading) -> Iterator[LivePoi
     tokens, busy = "glm_output_tokens_by_concurrency_total", "glm_busy_seconds_by_concurrency_total"
     for concurrency in CONCURRENCY:
         seconds = now.sum(busy, pool=pool, concurrency=concurrency)
-        if seconds <= 0:
+        planned = "glm_predicted_tokens_per_second"
+        predicted = next((value for _, value in now.samples(planned, pool=pool, concurrency=concurrency)), None)
+        if seconds <= 0 and predicted is None:
             continue
         fresh = _grown(oldest, now, busy, pool=pool, concurrency=concurrency)
         made = _grown(oldest, now, tokens, pool=pool, concurrency=concurrency)
@@ -304,9 +308,10 @@ def _curve(pool: str, oldest: LiveReading, now: LiveReading) -> Iterator[LivePoi
             concurrency,
             first=int(first.rstrip("+")),
             last=None if open_end else int(last or first),
-            recorded=now.sum(tokens, pool=pool, concurrency=concurrency) / seconds,
+            recorded=now.sum(tokens, pool=pool, concurrency=concurrency) / seconds if seconds > 0 else None,
             seconds=seconds,
             now=made / fresh if fresh > 0 else None,
+            predicted=predicted,
         )
 
 

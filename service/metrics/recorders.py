@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol
 
@@ -68,6 +68,12 @@ class ReplicaRecorder:
     def predicted_step(self, seconds: float) -> None:
         """What the plan says a decode step takes with the requests that run now."""
         self._metrics.decode_step_predicted.labels(self._pool).set(seconds)
+
+    def predicted_curve(self, tokens_per_s: Mapping[int, float]) -> None:
+        """What the plan says of whole batches: tok/s by requests at once, one number of them for each bucket."""
+        for requests, rate in tokens_per_s.items():
+            bucket = labels.CONCURRENCY[labels.concurrency_index(requests)]
+            self._metrics.predicted_tokens.labels(self._pool, bucket).set(rate)
 
     def engine(self, stats: EngineStats) -> None:
         """The engine's own books, read at least every second. `stats.extra["kernel_fallback"]`: 1 for slow kernels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.prediction import Prediction
+from deployments.prediction import CONTEXT, Prediction
 from service.config import PROFILES, load
 from service.planning.step_model import step_model
 from service.types import EngineStats
@@ -103,3 +103,12 @@ def test_an_unknown_box_or_model_is_served_without_a_prediction() -> None:
     assert prediction("pools.shared.hardware=8x-h2000") is None
     assert prediction("model.path=/nowhere.gguf", f"pools.shared.hardware={BOX}") is None
     assert prediction("pools.shared.hardware=cpu-2core") is None, "vLLM's CPU build is not in the step model"
+
+
+def test_the_curve_goes_to_the_slots_and_is_the_planners() -> None:
+    found = prediction(f"pools.shared.hardware={BOX}", *WITHOUT_DRAFTS)
+    assert found is not None
+    curve = found.curve()
+    assert list(curve) == [1, 2, 4, 8, 16, 32]
+    for requests, rate in curve.items():
+        assert rate == pytest.approx(requests / step_ms(*WITHOUT_DRAFTS, running=requests, context=CONTEXT) * 1e3)

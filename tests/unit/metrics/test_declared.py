@@ -15,7 +15,14 @@ from service.types import Delta
 from tests.unit.metrics.read import by, read
 
 LABELS = {"pool", "tier", "concurrency", "phase", "endpoint", "outcome", "reason", "direction", "mode", "done"}
-UNITS = ("_seconds", "_tokens_total", "_ratio", "_seconds_by_concurrency_total", "_tokens_by_concurrency_total")
+UNITS = (
+    "_seconds",
+    "_tokens_total",
+    "_ratio",
+    "_seconds_by_concurrency_total",
+    "_tokens_by_concurrency_total",
+    "_per_second",
+)
 COUNTED = ("_requests", "_starts", "_rejections", "_decisions")
 GAUGES = {"slots", "requests_running", "requests_waiting", "requests_decoding", "requests_in_flight", "requests_queued"}
 BARE = {f"glm_{name}" for name in (*GAUGES, "replicas_ready", "replicas_target", "replicas_max", "kernel_fallback")}

@@ -53,6 +53,20 @@ def test_the_curve_is_what_was_served() -> None:
     assert one.seconds == pytest.approx(2.0)
 
 
+def test_the_plan_is_beside_it_before_anything_was_served() -> None:
+    seen = Seen()
+    seen.busy.replica.predicted_curve({1: 50.0, 2: 95.0, 4: 180.0})
+    (pool,) = seen.look().pools
+    assert [(p.concurrency, p.recorded, p.now, p.predicted) for p in pool.curve] == [
+        ("1", None, None, 50.0),
+        ("2", None, None, 95.0),
+        ("3-4", None, None, 180.0),
+    ]
+    seen.busy.serve(1, 11, 0.1)
+    one = seen.look().pools[0].curve[0]
+    assert one.recorded is not None and one.predicted == 50.0
+
+
 def test_rates_and_quantiles_are_of_their_spans() -> None:
     seen = Seen()
     seen.busy.serve(1, 11, 0.1)
