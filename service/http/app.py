@@ -137,6 +137,7 @@ class _Faces:
                 ignored=reading.ignored,
                 soft=reading.soft,
                 client=reading.client,
+                show_reasoning=reading.show_reasoning,
             )
         except ServiceError as error:
             raise dialect.explain(error) from None

@@ -22,11 +22,12 @@ from service.http.answers import (
     Tokens,
     Version,
 )
+from service.http.dialects.chat_body import ChatBody
 from service.http.dialects.messages.answers import MessageAnswer, MessageError, MessageEvent, TokensCounted
 from service.http.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from service.http.dialects.responses.answers import ResponseAnswer, ResponseEvent
 from service.http.dialects.responses.schema import ResponsesRequest
-from service.http.schema import ChatRequest, CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
+from service.http.schema import CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 from service.metrics.live import LiveFigures
 
@@ -51,7 +52,7 @@ _ERRORS = {
 }
 
 _MODELS: tuple[type[BaseModel], ...] = (
-    ChatRequest,
+    ChatBody,
     CompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -87,9 +88,9 @@ def openapi_document(settings: HttpSettings, version: str) -> Json:
     definitions: Json = schemas["$defs"]
     live: Json = TypeAdapter(LiveFigures).json_schema(ref_template=_REFERENCE, mode="serialization")
     definitions |= {**live.pop("$defs"), "LiveFigures": live}
-    for name in ("ChatRequest", "CompletionRequest"):
+    for name in ("ChatBody", "CompletionRequest"):
         _narrow(definitions[name]["properties"]["n"], settings.max_n)
-    _narrow(definitions["ChatRequest"]["properties"]["top_logprobs"], settings.max_logprobs)
+    _narrow(definitions["ChatBody"]["properties"]["top_logprobs"], settings.max_logprobs)
     _narrow(definitions["CompletionRequest"]["properties"]["logprobs"], settings.max_logprobs)
     return {
         "openapi": "3.1.0",
@@ -112,7 +113,7 @@ def _paths() -> Json:
     owned = ("401", "403", *plain)
     body = ("400", "401", "404", "405", "413", "500", "503", "504")
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    chat = _generation("Answer a conversation", "ChatRequest", "ChatAnswer", "ChatChunk", all_errors)
+    chat = _generation("Answer a conversation", "ChatBody", "ChatAnswer", "ChatChunk", all_errors)
     text = _generation("Continue a text", "CompletionRequest", "TextAnswer", "TextAnswer", all_errors)
     responses = _generation("Answer items", "ResponsesRequest", "ResponseAnswer", "ResponseEvent", all_errors)
     stream = responses["responses"]["200"]["content"]["text/event-stream"]

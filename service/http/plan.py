@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from service.errors import BadRequest, ModelNotFound
 from service.http.backend import Mode, RequestContext, RequestedTier
@@ -55,6 +56,7 @@ class Plan:
     context: RequestContext
     ignored: tuple[str, ...] = ()
     client: Body = field(default_factory=dict, repr=False)
+    show_reasoning: bool = True
 
 
 def make_plan(
@@ -69,9 +71,10 @@ def make_plan(
     ignored: tuple[str, ...] = (),
     soft: frozenset[str] = frozenset(),
     client: Body | None = None,
+    show_reasoning: bool = True,
 ) -> Plan:
     """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field. `ignored`,
-    `soft` and `client` as a dialect's reading has them.
+    `soft`, `client` and `show_reasoning` as a dialect's reading has them.
 
     With no cards and no honours known yet (nothing has loaded) only what needs neither is checked.
     """
@@ -130,6 +133,7 @@ def make_plan(
         context,
         ignored,
         client or {},
+        show_reasoning,
     )
 
 
@@ -291,20 +295,39 @@ def prompt_of(request: ChatRequest | CompletionRequest, raw: Body) -> Body:
 
 def engine_messages(messages: Iterable[Message]) -> list[Body]:
     """Messages as chat templates know them: `developer` is `system`, refusals are text, no answer-only keys."""
-    return [_message(message.model_dump(exclude_none=True)) for message in messages]
+    return [_message(_declared(message)) for message in messages]
+
+
+def _declared(value: Any) -> Any:
+    """Models as JSON, without what is null and without keys that loose models took."""
+    if isinstance(value, BaseModel):
+        fields = ((name, getattr(value, name)) for name in type(value).model_fields)
+        return {name: _declared(inside) for name, inside in fields if inside is not None}
+    return [_declared(inside) for inside in value] if isinstance(value, list) else value
 
 
 def _message(message: Body) -> Body:
-    for name in ("annotations", "audio", "function_call"):
-        message.pop(name, None)
     if message["role"] == "developer":
         message["role"] = "system"
-    refusal = message.pop("refusal", None)
+    if message["role"] == "assistant":
+        _echoed(message)
     content = message.get("content")
     if isinstance(content, list):
         message["content"] = [{"type": "text", "text": p.get("text", p.get("refusal"))} for p in content]
-    elif content is None and message["role"] == "assistant":
-        message["content"] = refusal
+    return message
+
+
+def _echoed(message: Body) -> None:
+    """An answer that comes back: one name for reasoning, a refusal as text, arguments that are JSON."""
+    refusal, reasoning = message.pop("refusal", None), message.pop("reasoning", None)
+    if reasoning and not message.get("reasoning_content"):
+        message["reasoning_content"] = reasoning
+    for empty in ("tool_calls", "reasoning_content"):
+        if not message.get(empty):
+            message.pop(empty, None)
+    if not message.get("content"):
+        # Templates tell nothing said from an empty text.
+        said_nothing = None if "tool_calls" in message else ""
+        message["content"] = refusal or (message.get("content") if message.get("content") == "" else said_nothing)
     for call in message.get("tool_calls") or ():
         call["function"]["arguments"] = call["function"]["arguments"].strip() or "{}"
-    return message

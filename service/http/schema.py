@@ -74,7 +74,7 @@ class UserMessage(Strict):
     name: str | None = None
 
 
-class FunctionCall(Strict):
+class FunctionCall(Loose):
     name: str = Field(min_length=1)
     arguments: str = Field(description="JSON object as a string.")
 
@@ -90,33 +90,32 @@ class FunctionCall(Strict):
         return value
 
 
-class ToolCall(Strict):
+class ToolCall(Loose):
     id: str = Field(min_length=1)
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class AssistantMessage(Strict):
-    """An earlier answer. Needs `content` or `tool_calls`. Keys an answer carries beside them may come back with it."""
+class AssistantMessage(Loose):
+    """An earlier answer. Needs `content` or `tool_calls`. Keys an answer carries beside them may come back with it,
+    those of other servers and SDKs too."""
 
     role: Literal["assistant"]
     content: (
         str
         | Annotated[
             list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
-            Field(min_length=1, fail_fast=True),
+            Field(fail_fast=True),
         ]
         | None
     ) = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     name: str | None = None
     reasoning_content: str | None = Field(
         None, description="The model's earlier reasoning, where its template wants it."
     )
+    reasoning: str | None = Field(None, description="vLLM's name of reasoning_content.")
     refusal: str | None = None
-    annotations: list[Any] | None = Field(None, description="Ignored.")
-    audio: None = None
-    function_call: None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
@@ -183,6 +182,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="Send one last chunk with the token counts.")
+    continuous_usage_stats: bool | None = Field(None, description="Taken: usage comes once, at the end.")
     include_obfuscation: Literal[False] | None = Field(None, description="Padding of chunks; not done.")
 
 
@@ -236,7 +236,9 @@ class ChatRequest(Generation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: int | None = Field(None, ge=1, description="Most tokens to think with.")
     verbosity: Literal["low", "medium", "high"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the model's chat template; not those that are made of other fields."
+    )
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = Field(
         None, description="Labels; have no effect."
@@ -244,6 +246,14 @@ class ChatRequest(Generation):
     store: Literal[False] | None = Field(None, description="Answers are never stored.")
     prompt_cache_key: Label | None = Field(None, description="A label; has no effect.")
     safety_identifier: Label | None = Field(None, description="A label; has no effect.")
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _not_the_conversation(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in ("messages", "tools", "add_generation_prompt"):
+            if value and name in value:
+                raise ValueError(f"may not set {name!r}: it is made of the request")
+        return value
 
 
 class CompletionRequest(Generation):

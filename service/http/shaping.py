@@ -16,13 +16,14 @@ class Shaper:
 
     `feed` returns what to send of a delta; `close` is called when the engine is done. Guarantees, or EngineFailed:
     exactly one finish and nothing after it, arguments of every tool call that join to valid JSON, and a call where
-    `must_call` says that the request's tool_choice demands one.
+    `must_call` says that the request's tool_choice demands one. Reasoning is left out unless `show_reasoning`.
     """
 
-    __slots__ = ("_arguments", "_finished", "_must_call")
+    __slots__ = ("_arguments", "_finished", "_must_call", "_show_reasoning")
 
-    def __init__(self, *, must_call: bool = False) -> None:
+    def __init__(self, *, must_call: bool = False, show_reasoning: bool = True) -> None:
         self._must_call = must_call
+        self._show_reasoning = show_reasoning
         self._finished = False
         self._arguments: dict[int, str] = {}
 
@@ -31,6 +32,8 @@ class Shaper:
             raise EngineFailed("the engine went on after its finish_reason")
         for part in delta.calls:
             self._arguments[part.index] = self._arguments.get(part.index, "") + part.arguments
+        if delta.reasoning and not self._show_reasoning:
+            delta = replace(delta, reasoning="")
         return delta if delta.finish is None else self._end(delta)
 
     def close(self) -> None:

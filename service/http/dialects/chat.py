@@ -9,6 +9,7 @@ import orjson
 
 from service.errors import ServiceError
 from service.http.dialects import openai
+from service.http.dialects.chat_body import ChatBody, lower
 from service.http.dialects.dialect import Framer, Reading
 from service.http.dialects.fold import Fold, FoldedCall
 from service.http.envelope import error_event
@@ -26,7 +27,10 @@ class Chat:
     keepalive = openai.KEEPALIVE
 
     def read(self, raw: Body) -> Reading:
-        return Reading(validate(ChatRequest, raw), raw)
+        asked = validate(ChatBody, raw)
+        body, ignored = lower(asked, raw)
+        show = asked.include_reasoning is not False
+        return Reading(validate(ChatRequest, body), body, ignored, show_reasoning=show)
 
     def explain(self, error: ServiceError) -> ServiceError:
         return error

@@ -32,6 +32,7 @@ class Reading:
     ignored: tuple[str, ...] = ()
     soft: frozenset[str] = frozenset()
     client: Body = field(default_factory=dict)
+    show_reasoning: bool = True
 
 
 class Framer:
@@ -42,7 +43,7 @@ class Framer:
     def __init__(self, plan: Plan, part: Part) -> None:
         self.part = part
         self.usage = Usage()
-        self._shaper = Shaper(must_call=plan.must_call)
+        self._shaper = Shaper(must_call=plan.must_call, show_reasoning=plan.show_reasoning)
 
     def feed(self, delta: Delta) -> bytes:
         """The events that `delta` makes, possibly none. Raises EngineFailed."""

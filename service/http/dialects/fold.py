@@ -24,7 +24,7 @@ class Fold:
         self.part = part
         self.usage = Usage()
         self.finish: Finish | None = None
-        self._shaper = Shaper(must_call=plan.must_call)
+        self._shaper = Shaper(must_call=plan.must_call, show_reasoning=plan.show_reasoning)
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: dict[int, list[CallPart]] = {}

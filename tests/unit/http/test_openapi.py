@@ -20,7 +20,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from service.http.app import create_app
-from service.http.schema import ChatRequest, CompletionRequest
+from service.http.dialects.chat_body import ChatBody
+from service.http.schema import CompletionRequest
 from service.http.settings import HttpSettings
 from tests.unit.http.echo import EchoBackend
 
@@ -92,14 +93,14 @@ def test_every_route_is_documented_and_nothing_else(document: dict[str, Any]) ->
 
 def test_every_field_is_in_the_schema_with_its_range(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
-    for model in (ChatRequest, CompletionRequest):
+    for model in (ChatBody, CompletionRequest):
         shown = schemas[model.__name__]
         assert shown["additionalProperties"] is False
         assert shown["properties"].keys() == model.model_fields.keys()
-    chat = schemas["ChatRequest"]["properties"]
+    chat = schemas["ChatBody"]["properties"]
     assert {"type": "number", "minimum": 0.0, "maximum": 2.0} in chat["temperature"]["anyOf"]
     assert {"type": "integer", "minimum": 1, "maximum": 4} in chat["n"]["anyOf"]  # as this app's settings narrow it
-    assert set(schemas["ChatRequest"]["required"]) == {"model", "messages"}
+    assert set(schemas["ChatBody"]["required"]) == {"model", "messages"}
 
 
 def test_every_error_status_has_the_envelope(document: dict[str, Any]) -> None:

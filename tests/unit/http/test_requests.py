@@ -143,7 +143,7 @@ def test_hostile_bodies_take_linear_time(body: bytes) -> None:
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "assistant"}]}, "messages[0]"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
@@ -370,6 +370,12 @@ def test_prompts_in_all_their_shapes(prompt: Any, bodies: list[Any]) -> None:
 def test_the_largest_seed_wraps_instead_of_leaving_its_range() -> None:
     made = plan(chat(seed=2**63 - 1, n=2))
     assert [orjson.loads(part.request.body)["seed"] for part in made.parts] == [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_template_variables_may_not_replace_the_conversation(name: str) -> None:
+    error = refused(chat(chat_template_kwargs={name: []}))
+    assert error.param == "chat_template_kwargs" and name in error.message
 
 
 def test_both_names_of_max_tokens_become_one() -> None:
