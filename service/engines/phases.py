@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.types import LoadProgress
 
@@ -26,3 +26,10 @@ class Phases:
         if self.current:
             self.past.append((self.current, now - self._began))
         self.current, self._began = progress.phase, now
+
+    def told(self, progress: LoadProgress) -> LoadProgress:
+        """`progress`, noted, with the phases before it and their time behind its detail."""
+        self.say(progress)
+        before = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in self.past)
+        words = "; ".join(part for part in (progress.detail, before and f"before: {before}") if part)
+        return replace(progress, detail=words)

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from service.engines.fields import HONOURED
+from service.engines.phases import Phases
 from service.engines.protocol import Report
 from service.engines.vllm import canary, launch, progress, versions, warmup
 from service.engines.vllm.attention import choose_attention, exactness
@@ -61,6 +62,10 @@ class VllmEngine:
 
     async def load(self, report: Report) -> ModelCard:
         """Check, start, warm up, judge. Raises UserError for a file or setting that cannot be served rightly."""
+        phases = Phases()
+        return await self._load(lambda progress: report(phases.told(progress)))
+
+    async def _load(self, report: Report) -> ModelCard:
         report(LoadProgress("checking", self._path.name))
         on_cpu = await _on_cpu()
         # Beside the reading of the file's header and the making of its config and tokenizer. What cannot be imported is

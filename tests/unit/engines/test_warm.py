@@ -26,6 +26,18 @@ def test_phases_have_their_time_in_their_order() -> None:
     assert phases.past == [("checking", 2.0), ("reading", 4.0), ("ready", 0.0)]
 
 
+def test_a_report_names_the_phases_before_it() -> None:
+    now = 0.0
+    phases = Phases(clock=lambda: now)
+    assert phases.told(LoadProgress("checking", "a.gguf")).detail == "a.gguf"
+    now = 2.04
+    reading = LoadProgress("reading weights", "1 of 2 GB", 0.5, 3.0)
+    before = "before: checking 2.0 s"
+    assert phases.told(reading) == LoadProgress("reading weights", f"1 of 2 GB; {before}", 0.5, 3.0)
+    now = 4.0
+    assert phases.told(LoadProgress("ready")).detail == f"{before}, reading weights 2.0 s"
+
+
 @pytest.mark.timeout(120)
 def test_a_model_is_started_and_ended_as_each_pool_says() -> None:
     pytest.importorskip("xllamacpp")
