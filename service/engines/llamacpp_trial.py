@@ -210,11 +210,12 @@ class Judge:
         try:
             for _ in range(WALKED_BYTES):
                 if library.llg_matcher_compute_mask(matcher) != 0:
-                    return _words(library.llg_matcher_get_error(matcher) or b"")
+                    fault = _words(library.llg_matcher_get_error(matcher) or b"")
+                    return "nothing fits it" if fault == "NoExtensionBias" else fault
                 mask = ctypes.string_at(library.llg_matcher_get_mask(matcher), _END // 8 + 1)
                 allowed = [byte for byte in range(_END) if mask[byte // 8] >> byte % 8 & 1]
                 if not allowed:
-                    break
+                    return "" if library.llg_matcher_is_accepting(matcher) else "nothing fits it"
                 token.value = rng.choice(allowed)
                 if library.llg_matcher_consume_tokens(matcher, ctypes.byref(token), 1) != 0:
                     return _words(library.llg_matcher_get_error(matcher) or b"")

@@ -183,6 +183,9 @@ def _enforceable(node: Json, root: Json, where: str, *, outermost: bool) -> None
         fault = shape_fault(name, value)
         if fault is not None:
             _refuse(at, f"{name} {fault}")
+    if "multipleOf" in node and (node.get("maximum", 0) < 0 or node.get("exclusiveMaximum", 1) <= 0):
+        at = f"{where}.multipleOf"
+        raise UnsupportedField(f"{at}: multipleOf cannot be enforced on numbers below 0 alone", param=at)
     optional = set(node.get("properties", ())) - set(node.get("required", ()))
     for name in ("minProperties", "maxProperties"):
         at = f"{where}.{name}"

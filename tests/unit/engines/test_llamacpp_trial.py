@@ -31,6 +31,7 @@ async def trials() -> AsyncIterator[Trials]:
         ({"type": "array", "minItems": 10**9}, "MiB"),
         ({"type": "object", "required": ["z"], "additionalProperties": False}, "'z' is unsatisfiable"),
         ({"type": "string", "pattern": "a^b"}, "lookarounds"),
+        ({"type": "number", "multipleOf": 2, "exclusiveMaximum": 0}, "nothing fits it"),
         # Found too large only when it is followed: llama.cpp would go on without a grammar.
         ({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1900)}}, "max is 2000"),
     ],

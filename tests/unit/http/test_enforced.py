@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Any:
     """jsonschema divides floats, which finds that 0.3 is no multiple of 0.1."""
-    if validator.is_type(value, "number") and Decimal(str(value)) % Decimal(str(step)):
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(step)):
         yield ValidationError(f"{value} is no multiple of {step}")
 
 
@@ -41,8 +42,16 @@ def accepted(schema: Json) -> Json:
     return fit_schemas(raw, "llamacpp")["response_format"]["json_schema"]["schema"]  # type: ignore[no-any-return]
 
 
+def _real(text: str) -> Decimal | float:
+    """Exactly, unless its exponent is beyond all bounds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return float(text)
+
+
 def judged(schema: Json, text: str) -> None:
-    JUDGE(schema, format_checker=CHECKED).validate(json.loads(text))
+    JUDGE(schema, format_checker=CHECKED).validate(json.loads(text, parse_float=_real))
 
 
 KINDS = ("string", "integer", "number", "boolean", "null", "array", "object")
@@ -109,7 +118,14 @@ def schemas() -> st.SearchStrategy[Json]:
     )
 
 
-LIBRARY = ("nsatisfiable", "Unable to determine", "min/maxProperties only supported")
+# The last one: a dead end, which the trial of llama.cpp's engine calls "nothing fits it".
+LIBRARY = (
+    "nsatisfiable",
+    "Unable to determine",
+    "min/maxProperties only supported",
+    "are not disjoint",
+    "NoExtensionBias",
+)
 SEEN: Counter[str] = Counter()
 
 

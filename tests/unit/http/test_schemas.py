@@ -245,6 +245,7 @@ UNENFORCED: list[tuple[dict[str, Any], str, str]] = [
     ({"minimun": 3}, ".minimun", "did you mean 'minimum'"),
     ({"type": "strnig"}, ".type", "must be one of array, boolean"),
     ({"type": "array", "items": [{"type": "integer"}]}, ".items", "prefixItems"),
+    ({"type": "number", "multipleOf": 2, "exclusiveMaximum": 0}, ".multipleOf", "below 0"),
     ({"type": "number", "multipleOf": 0}, ".multipleOf", "above 0"),
     ({"type": "number", "multipleOf": 0.00001234567}, ".multipleOf", "at most 10000"),
     ({"properties": ["a"]}, ".properties", "object of schemas"),
