@@ -26,4 +26,5 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> Any:
         context = serve.get_replica_context()
         backend = RayBackend(context.replica_tag, self._config, self._handles)
-        return create_app(backend, self._config.http, files("dashboards") / "page")
+        page = files("dashboards") / "page"
+        return create_app(backend, self._config.http, page, aliases=self._config.model.aliases)

@@ -51,6 +51,11 @@ class ModelConfig(_Part):
     name: str | None = Field(
         None, min_length=1, max_length=256, description="Name that clients ask for. Empty: the file's stem."
     )
+    aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = Field(
+        (),
+        max_length=64,
+        description="Other names that clients may ask for: globs such as `claude-*`. The answer has the name asked.",
+    )
     context_tokens: int = Field(
         4096, ge=64, le=4_194_304, description="Longest prompt plus answer of one request, tokens."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.errors import BadRequest, ModelNotFound, NotReady, ServiceError
+from service.errors import BadRequest, NotReady, ServiceError
 from service.http.backend import Backend, Readiness
 from service.http.body import read_request
 from service.http.dialects.chat import Chat
@@ -30,6 +30,7 @@ from service.http.edge import HANDLERS, Edge
 from service.http.envelope import error_response
 from service.http.exchange import answer
 from service.http.live import Live
+from service.http.names import find_model
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.page import Page
 from service.http.plan import Headers, engine_messages, make_plan, prompt_of
@@ -45,8 +46,11 @@ RESPONSES: Final = Responses()
 MESSAGES: Final = Messages()
 
 
-def create_app(backend: Backend, settings: HttpSettings, page: Traversable | None = None) -> FastAPI:
-    """The service's ASGI application over `backend`. `page`: the folder of the browser page, where there is one."""
+def create_app(
+    backend: Backend, settings: HttpSettings, page: Traversable | None = None, *, aliases: Sequence[str] = ()
+) -> FastAPI:
+    """The service's ASGI application over `backend`. `page`: the folder of the browser page, where there is one.
+    `aliases`: globs of names that mean the model, too."""
     version = _version()
     app = FastAPI(
         title="glm5-serve",
@@ -68,7 +72,7 @@ def create_app(backend: Backend, settings: HttpSettings, page: Traversable | Non
         )
     document = openapi_document(settings, version)
     app.openapi = lambda: document  # type: ignore[method-assign]
-    faces = _Faces(backend, settings, document, created=int(time.time()))
+    faces = _Faces(backend, settings, document, tuple(aliases), created=int(time.time()))
     app.add_api_route("/v1/chat/completions", faces.chat, methods=["POST"])
     app.add_api_route("/v1/completions", faces.completions, methods=["POST"])
     app.add_api_route("/v1/responses", faces.responses, methods=["POST"])
@@ -93,7 +97,16 @@ def create_app(backend: Backend, settings: HttpSettings, page: Traversable | Non
 class _Faces:
     """The endpoints."""
 
-    def __init__(self, backend: Backend, settings: HttpSettings, document: dict[str, Any], *, created: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        settings: HttpSettings,
+        document: dict[str, Any],
+        aliases: tuple[str, ...],
+        *,
+        created: int,
+    ) -> None:
+        self._aliases = aliases
         self._backend = backend
         self._settings = settings
         self._version = document["info"]["version"]
@@ -138,6 +151,7 @@ class _Faces:
                 soft=reading.soft,
                 client=reading.client,
                 show_reasoning=reading.show_reasoning,
+                aliases=self._aliases,
             )
         except ServiceError as error:
             raise dialect.explain(error) from None
@@ -185,7 +199,7 @@ class _Faces:
     async def model(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
         name = request.path_params["model"]
-        return _json(orjson.dumps(self._describe(self._find(name))))
+        return _json(orjson.dumps(self._describe(self._find(name)) | {"id": name}))
 
     async def health(self, request: Request) -> Response:
         return _json(b'{"status":"ok"}')
@@ -222,10 +236,7 @@ class _Faces:
             self._find(name)
 
     def _find(self, name: str) -> ModelCard:
-        for card in self._backend.models():
-            if card.name == name:
-                return card
-        raise ModelNotFound(f"the model {name[:128]!r} does not exist", param="model")
+        return find_model(name, self._backend.models(), self._aliases)
 
     def _describe(self, card: ModelCard) -> dict[str, object]:
         return {

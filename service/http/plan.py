@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from pydantic import BaseModel
 
-from service.errors import BadRequest, ModelNotFound
+from service.errors import BadRequest
 from service.http.backend import Mode, RequestContext, RequestedTier
 from service.http.honour import OURS, harmless, honoured, refuse_unhonoured, unheeded
+from service.http.names import find_model
 from service.http.schema import ChatRequest, CompletionRequest, Message, NamedTool
 from service.http.schemas import fit_schemas
 from service.http.settings import HttpSettings
@@ -72,13 +73,14 @@ def make_plan(
     soft: frozenset[str] = frozenset(),
     client: Body | None = None,
     show_reasoning: bool = True,
+    aliases: Sequence[str] = (),
 ) -> Plan:
     """`raw` is the body that `request` was made from. Raises BadRequest and ModelNotFound, naming the field. `ignored`,
-    `soft`, `client` and `show_reasoning` as a dialect's reading has them.
+    `soft`, `client` and `show_reasoning` as a dialect's reading has them. `aliases`: see `find_model`.
 
     With no cards and no honours known yet (nothing has loaded) only what needs neither is checked.
     """
-    card = _card(request.model, cards)
+    card = find_model(request.model, cards, aliases) if cards else None
     most = _max_tokens(request)
     if card is not None and most is not None and most > card.context_tokens and "max_tokens" in soft:
         fits = {"max_tokens": card.context_tokens}
@@ -144,16 +146,6 @@ def _must_call(request: ChatRequest | CompletionRequest) -> bool:
 
 def _tier(wanted: RequestedTier | None) -> Tier:
     return "default" if wanted is None or wanted == "auto" else wanted
-
-
-def _card(model: str, cards: list[ModelCard]) -> ModelCard | None:
-    if not cards:
-        return None
-    for card in cards:
-        if card.name == model:
-            return card
-    names = [card.name for card in cards]
-    raise ModelNotFound(f"the model {model[:128]!r} does not exist{nearest(model, names)}", param="model")
 
 
 def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:

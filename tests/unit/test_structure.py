@@ -60,3 +60,8 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("import ray\nfrom deployments.app import build\n")
     assert list(imports(bad)) == ["ray", "deployments.app"]
+
+
+def test_every_key_of_the_models_part_reaches_the_ingress() -> None:
+    """A setting that nobody reads is a promise that nobody keeps."""
+    assert ".model.aliases" in (ROOT / "deployments" / "ingress.py").read_text(encoding="utf-8")

@@ -34,9 +34,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(backend: EchoBackend, **settings: Any) -> AsyncIterator[Served]:
+async def serving(backend: EchoBackend, *, aliases: tuple[str, ...] = (), **settings: Any) -> AsyncIterator[Served]:
     listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(backend, HttpSettings(**settings))
+    app = create_app(backend, HttpSettings(**settings), aliases=aliases)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with asyncio.timeout(10):
