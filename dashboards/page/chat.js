@@ -165,7 +165,8 @@ export function chatView(root) {
       }}, "✕"))));
   }
 
-  addEventListener("serving", () => settings.model().catch(() => {}));
+  // Once, so that a reader who gives no key now is asked again only when a message is sent.
+  addEventListener("serving", () => settings.model().catch(() => {}), {once: true});
   draw();
   return {enter: () => field.focus()};
 }
