@@ -14,8 +14,8 @@ from service.config import Config, parse
 
 NAME = "glm5"
 BUILDER = "deployments.app:build"
-INGRESS_ONGOING = 100_000
-"""The ingress admits by its own books (service/admission); Serve must not queue in front of it."""
+GRACE_S = 10.0
+"""Beyond the drain time of a process, until Serve kills it."""
 
 
 def build(profile: Config | dict[str, Any]) -> Application:
@@ -43,25 +43,23 @@ def build(profile: Config | dict[str, Any]) -> Application:
             Replica,
             name=name,
             ray_actor_options=options,
-            # Beyond its slots a replica holds the few that two ingresses admitted in the same instant; and /tokenize.
-            max_ongoing_requests=pool.most_slots + 64,
-            max_queued_requests=-1,
-            graceful_shutdown_timeout_s=pool.drain_s,
+            graceful_shutdown_timeout_s=pool.drain_s + GRACE_S,
             graceful_shutdown_wait_loop_s=0.5,
             health_check_period_s=2.0,
             health_check_timeout_s=max(30.0, pool.stall_s),
             **scaling,
         )
         pools[name] = deployment.bind(tree, name)
+    per_node: dict[str, Any] = {"max_replicas_per_node": config.ingress.per_node} if config.ingress.per_node else {}
     front: Any = serve.deployment(
-        serve.ingress()(Ingress),
+        Ingress,
         name="ingress",
         num_replicas=config.ingress.replicas,
         ray_actor_options={"num_cpus": config.ingress.cpus},
-        max_ongoing_requests=INGRESS_ONGOING,
-        graceful_shutdown_timeout_s=config.http.request_timeout_s,
+        graceful_shutdown_timeout_s=max(pool.drain_s for pool in config.pools.values()) + GRACE_S,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
+        **per_node,
     )
     application: Application = front.bind(tree, **pools)
     return application
@@ -71,7 +69,7 @@ def deploy(config: Config) -> None:
     """Hand the application to Serve and return at once. Where replicas are to be scaled it goes the declarative way,
     the only one that takes a policy for a whole application."""
     if not config.scales:
-        target = serve.RunTarget(build(config), name=NAME, route_prefix="/")
+        target = serve.RunTarget(build(config), name=NAME, route_prefix=None)
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         return
     from ray.serve.context import _get_global_client

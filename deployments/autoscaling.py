@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from deployments.board import INTERVAL_S, Board, Post
+from deployments.board import INTERVAL_S, Board
 from service.config import Config, parse
+from service.fleet.post import Post
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.recorders import ControlRecorder
@@ -115,7 +116,7 @@ def schema(config: Config, application: str, builder: str) -> dict[str, Any]:
     tree = TypeAdapter(Config).dump_python(config, mode="json")
     return {
         "name": application,
-        "route_prefix": "/",
+        "route_prefix": None,
         "import_path": builder,
         "args": tree,
         "autoscaling_policy": {"policy_function": PATH, "policy_kwargs": {"config": tree}},

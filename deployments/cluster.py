@@ -35,7 +35,8 @@ def environment(config: Config, token_file: Path | None) -> dict[str, str]:
     """Settings of Ray and Serve for this profile. Measured effects: docs/performance.md."""
     flags = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.proxy_errors.middlewares",
+        # Our processes answer from their own loop: no second thread between it and the sockets.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # Default 10 s: a burst would wait that long for a replica.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
         "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
@@ -43,20 +44,11 @@ def environment(config: Config, token_file: Path | None) -> dict[str, str]:
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_DEDUP_LOGS": "0",
-        # Default 10 s: a dead proxy would be missed for that long (25 s until answers come again, with this 5).
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # Ray's default is 15: every other process of the machine would go before an answer.
         "RAY_worker_niceness": "0",
         # Our engines choose their threads themselves; Ray would set OMP_NUM_THREADS to num_cpus of the actor.
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
     }
-    if config.ray.throughput_optimized:
-        flags["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "1"
-        if not config.ray.ha_proxy:
-            # Implied by the flag above, but it would open a port a replica and take Serve's proxy away.
-            flags["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"
-    if config.ray.ha_proxy:
-        flags["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     if token_file is not None:
         flags |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
     return flags

@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from deployments.board import Post
 from service.config import Config, PoolConfig
+from service.fleet.post import Post
 from service.metrics.declared import Metrics
 from service.metrics.recorders import ControlRecorder
 from service.planning.drafts import careful_rate

@@ -13,19 +13,18 @@ POLICY_PATH = "deployments.autoscaling:Policy"
 
 
 def serve_config(config: Config) -> dict[str, Any]:
-    """The tree of a Serve config file: one application at `/`; its `args` are what the profile sets.
+    """The tree of a Serve config file: one application; its `args` are what the profile sets.
 
     Number of replicas, resources and drain times follow from `args` in `build`; nothing is said twice here.
     """
     args = config.model_dump(mode="json", exclude_unset=True)
-    application = {"name": NAME, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}
+    application = {"name": NAME, "route_prefix": None, "import_path": IMPORT_PATH, "args": args}
     if config.scales:
         # A policy for the whole application exists in the declarative form only (deployments/autoscaling.py).
         application["autoscaling_policy"] = {"policy_function": POLICY_PATH, "policy_kwargs": {"config": args}}
     return {
-        # KubeRay calls a worker ready when its own proxy answers, so every node needs one.
-        "proxy_location": "EveryNode",
-        "http_options": {"host": config.http.host, "port": config.http.port},
+        # Our ingress processes hold the port themselves.
+        "proxy_location": "Disabled",
         "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
         "applications": [application],
     }

@@ -25,7 +25,7 @@ Say = Callable[[str, str], None]
 
 
 def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
-    """Blocks until SIGINT or SIGTERM. Raises UserError where the service cannot start."""
+    """Blocks until SIGINT, SIGTERM or SIGHUP. Raises UserError where the service cannot start."""
     port = config.http.port or free_port(config.http.host)
     require_port(config.http.host, port)
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
@@ -54,7 +54,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -89,7 +89,10 @@ def leave() -> None:
 
 
 def _running(board: Board) -> int:
-    return sum(post.stats.running for post in board.posts_now() or [] if post.stats)
+    """Requests inside engines, or waiting at an ingress."""
+    posts = board.posts_now() or []
+    inside = sum(post.stats.running for post in posts if post.stats)
+    return max(inside, sum(demand.running + demand.waiting for post in posts for demand in post.demand.values()))
 
 
 def start(config: Config, stop: threading.Event, say: Say) -> None:
@@ -100,10 +103,9 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
     from deployments.board import Board
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    say("starting Ray Serve", "controller and proxy")
+    say("starting Ray Serve", "controller")
     ray_serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": config.http.host, "port": config.http.port, "request_timeout_s": None},
+        proxy_location="Disabled",
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     deploy(config)
@@ -125,11 +127,13 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
         elif any(have[name] < wanted[name] for name in wanted):
             say("starting replicas", "waiting for Ray to start their processes")
         else:
-            say("starting the front", "ingress and proxy")
-        if time.monotonic() - looked >= STATUS_S or all(have[name] >= wanted[name] for name in wanted):
+            say("starting the front", "HTTP processes")
+        fronts = sum(1 for post in posts if post.role == "ingress" and post.ready)
+        up = fronts >= config.ingress.replicas and all(have[name] >= wanted[name] for name in wanted)
+        if time.monotonic() - looked >= STATUS_S or up:
             looked = time.monotonic()
             state = ray_serve.status().applications.get(NAME)
-            if state is not None and state.status == "RUNNING":
+            if up and state is not None and state.status == "RUNNING":
                 return
             if state is not None and state.status == "DEPLOY_FAILED":
                 reasons = [f"{n}: {d.message}" for n, d in state.deployments.items() if d.status != "HEALTHY"]

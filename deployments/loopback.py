@@ -18,14 +18,21 @@ def keep_node_address() -> None:
     services.resolve_ip_for_localhost = lambda host: host
 
 
+def node_address() -> str:
+    """Where this node's other processes, and other nodes, reach this one: loopback where Ray was started here."""
+    import ray
+
+    utilities: Any = ray.util
+    address: str = utilities.get_node_ip_address()
+    return address
+
+
 def bind_replica() -> None:
     """In a replica's constructor: Serve opens the port for calls between deployments on [::] when that has run."""
-    import ray
     from ray.serve._private import replica
 
     internals: Any = replica
-    utilities: Any = ray.util
-    if utilities.get_node_ip_address() != LOOPBACK:
+    if node_address() != LOOPBACK:
         return
     add_port = internals.add_port_to_grpc_server
     if isinstance(add_port, functools.partial):

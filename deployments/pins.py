@@ -16,6 +16,8 @@ from service.metrics.totals import Totals
 
 STALE_S = 5.0
 HUNG_S = 10.0
+LOADING_S = 300.0
+"""A replica that loads may be silent for long: llama.cpp's loader keeps Python's lock."""
 
 
 def lives(pid: int) -> bool:
@@ -32,14 +34,15 @@ class _Pin:
     post: bytes = b""
     native: str = ""
     local_pid: int = 0
+    loading: bool = False
 
 
 class Pins:
     """Everybody's latest word, by an id that no other process ever has.
 
     A process on `node` is gone when its pid is; one elsewhere when it has not spoken for `STALE_S` (here too, after
-    `HUNG_S`: it hangs). A gone process's post and native text go at once, what it counted stays. If it speaks again
-    its counts stay as they were until it sends metrics, which then take their place.
+    `HUNG_S`: it hangs), or for `LOADING_S` where it loads. A gone process's post and native text go at once, what it
+    counted stays. If it speaks again its counts stay as they were until it sends metrics, which then take their place.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Pins:
             entry.post = post
             tree = orjson.loads(post)
             entry.local_pid = tree["pid"] if tree["node"] == self._node else 0
+            entry.loading = tree["role"] == "replica" and not tree["ready"]
         if metrics is not None:
             self._totals.put(id, metrics)
         if native is not None:
@@ -82,5 +86,6 @@ class Pins:
         now = self._clock()
         for id, entry in list(self._pins.items()):
             dead = entry.local_pid and not self._alive(entry.local_pid)
-            if dead or now - entry.seen > (HUNG_S if entry.local_pid else STALE_S):
+            patience = LOADING_S if entry.loading else HUNG_S if entry.local_pid else STALE_S
+            if dead or now - entry.seen > patience:
                 self.unpin(id)

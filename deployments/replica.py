@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 from ray import serve
 
-from deployments import frames
-from deployments.board import INTERVAL_S, Board, Post, here
+from deployments.board import INTERVAL_S, Board, here
 from deployments.conversion import Conversion, wanted
-from deployments.loopback import bind_replica
+from deployments.loopback import bind_replica, node_address
 from deployments.prediction import Prediction
 from deployments.ray_metrics import RaySink
-from service.admission.reconcile import Watch, words
+from deployments.secret import cluster_secret
 from service.config import Config, PoolConfig, parse
 from service.engines import registry
-from service.errors import DeadlineExceeded, EngineFailed, ServiceError, UserError
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, ServiceError, UserError
+from service.fleet.post import Post
+from service.link.replica import ReplicaLink
 from service.metrics.declared import Metrics
 from service.metrics.exchange import snapshot
 from service.metrics.news import News
@@ -35,21 +37,14 @@ SPACING_S = 0.1
 on two cores every wake of this loop stops a thread of the engine, and the rest of them wait for it."""
 NATIVE_S = 1.0
 """Engine-native metrics are fetched this often: they cost an HTTP call or a rendering."""
+CALLS = ("tokenize", "detokenize", "profile")
+"""What ingresses may ask of the engine beside answers."""
 FAILURES = 5
 """Engine failures in a row, with no answer between them, that open the circuit: Serve replaces the replica."""
 
 
-@dataclass(eq=False)
-class _Work:
-    """One request inside. `wake`: there is something to send, or to notice."""
-
-    tier: Tier
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    orphaned: bool = False
-
-
 class Replica:
-    """Methods take and give bytes (frames.py, OpenAI JSON)."""
+    """One process, from load to drain. Ingresses ask it over its own connections (service/link/replica.py)."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits an asynchronous constructor
         self, tree: dict[str, Any], pool: PoolName
@@ -62,31 +57,36 @@ class Replica:
         self._recorder = ReplicaRecorder(self._metrics, pool, self._settings.slots)
         self._post = Post(self._id, "replica", pool, phase="starting", **here())
         self._phase_began = began = time.monotonic()
-        self._work: dict[str, _Work] = {}
+        self._running: Counter[Tier] = Counter()
+        """Requests inside, by tier."""
         self._ended = asyncio.Event()
         """Something ended (a request, a load) that the board should hear of at once."""
-        self._watch, self._ingresses = Watch(), frozenset[str]()
         self._failures = 0
         self._config = config
         self._conversion: Conversion | None = None
         self._converting: asyncio.Task[None] | None = None
         self._open = asyncio.Event()
         """Requests may enter the engine; those that come while it is reloaded wait for this."""
+        self._draining = False
         self._prediction: Prediction | None = None
+        calls = {name: functools.partial(self._call, name) for name in CALLS}
+        self._link = ReplicaLink(cluster_secret(), self.generate, calls, config.most_frame)
         self._engine = _make_engine(config, self._settings)
         self._tasks = [asyncio.create_task(self._speak())]
         try:
             card = await self._load()
+            if pool == "shared" and config.scaling.convert != "off":
+                self._conversion = Conversion(config, self._metrics, time.monotonic() - began)
         except (UserError, ServiceError) as fault:
             # Serve would retry for ever without a word: the reason stays on the board while it does.
             self._say(failure=str(fault))
             self._pin()
             await asyncio.sleep(INTERVAL_S)
             raise
-        self._serve(card, start_s=time.monotonic() - began)
-        self._tasks.append(asyncio.create_task(self._reconcile()))
-        if pool == "shared" and config.scaling.convert != "off":
-            self._conversion = Conversion(config, self._metrics, time.monotonic() - began)
+        address = await self._link.listen(node_address())
+        self._serve(card, start_s=time.monotonic() - began, address=address)
+        if self._conversion is not None:
+            self._tasks.append(asyncio.create_task(self._consider()))
 
     def _progress(self, progress: LoadProgress) -> None:
         now = time.monotonic()
@@ -105,12 +105,10 @@ class Replica:
         self._post = Post(**{**{name: getattr(self._post, name) for name in Post.__dataclass_fields__}, **news})
 
     def _pin(self, metrics: bytes | None = None, native: str | None = None) -> None:
-        stats = self._engine.stats() if self._post.ready else None
+        stats = self._engine.stats() if self._post.ready or self._draining else None
         self._say(
             stats=stats,
             phase_s=time.monotonic() - self._phase_began,
-            ids=tuple(self._work),
-            beat=self._post.beat + 1,
         )
         self._board.pin(self._id, self._post, metrics, native)
 
@@ -161,30 +159,18 @@ class Replica:
             async for _ in self._engine.generate(EngineRequest("warm", "completions", body)):
                 pass
 
-    async def _reconcile(self) -> None:
-        """Stop work that nobody waits for: its ingress is gone, or says that it does not have the request any more."""
+    async def _consider(self) -> None:
+        """Whether to reload in the other mode, again and again; one reload at a time."""
+        assert self._conversion is not None
         while True:
             await asyncio.sleep(INTERVAL_S)
             posts = await self._board.posts()
-            if posts is None:
+            if posts is None or not self._post.ready:
                 continue
-            ingresses = words((post.id, post.beat, post.ids) for post in posts if post.role == "ingress")
-            self._ingresses = frozenset(ingresses)
-            self._consider(posts)
-            for id in self._watch.lost(ingresses):
-                if (work := self._work.get(id)) is not None:
-                    work.orphaned = True
-                    work.wake.set()
-
-    def _consider(self, posts: list[Post]) -> None:
-        """Whether to reload in the other mode; one reload at a time."""
-        if self._conversion is None or not self._post.ready:
-            return
-        replicas = sum(1 for post in posts if post.role == "replica" and post.pool == self._pool and post.ready)
-        urgent = sum(1 for work in self._work.values() if work.tier == "priority")
-        verdict = self._conversion.observe(wanted(posts, replicas), urgent)
-        if verdict is not None:
-            self._converting = asyncio.create_task(self._convert(verdict))
+            replicas = sum(1 for post in posts if post.role == "replica" and post.pool == self._pool and post.ready)
+            verdict = self._conversion.observe(wanted(posts, replicas), self._running["priority"])
+            if verdict is not None:
+                self._converting = asyncio.create_task(self._convert(verdict))
 
     async def _convert(self, verdict: Verdict) -> None:
         """Reload in the other mode. Ingresses see that this replica is not ready and let requests wait; what runs may
@@ -212,29 +198,26 @@ class Replica:
                 self._conversion.done(settings, verdict, time.monotonic() - began)
             return
 
-    async def generate(self, message: bytes, ingress: str = "") -> AsyncIterator[bytes]:
-        """Frames of one answer; an error is a frame too, so that its facts survive the journey. `ingress` asks."""
-        request = frames.unpack_request(message)
-        work = self._work[request.id] = _Work(tier=request.tier)
-        if ingress:
-            self._watch.begin(request.id, ingress, known=ingress in self._ingresses)
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Delta]:
+        """One answer, as the engine gives it; counted. Closing it stops the decoding."""
+        if self._draining:
+            raise NotReady("this replica is being stopped")
+        self._running[request.tier] += 1
         try:
             await self._entered(request)
             with self._recorder.request(request.tier) as meter:
                 source = self._engine.generate(request)
                 async with contextlib.aclosing(source):  # type: ignore[type-var]
-                    async for joined in self._joined(source, meter, work):
-                        yield joined
+                    async for delta in source:
+                        meter.chunk(delta)
+                        yield delta
             self._failures = 0
-        except ServiceError as error:
-            if isinstance(error, EngineFailed) and not work.orphaned:
-                self._failures += 1
-            yield frames.pack_error(error)
+        except EngineFailed:
+            self._failures += 1
+            raise
         finally:
-            self._watch.end(request.id)
+            self._running[request.tier] -= 1
             self._ended.set()
-            if self._work.get(request.id) is work:
-                del self._work[request.id]
 
     async def _entered(self, request: EngineRequest) -> None:
         """Until the engine takes requests. Raises DeadlineExceeded."""
@@ -244,51 +227,9 @@ class Replica:
         except TimeoutError:
             raise DeadlineExceeded("the request's time limit ran out while the model was reloaded") from None
 
-    async def _joined(self, source: AsyncIterator[Delta], meter: Any, work: _Work) -> AsyncIterator[bytes]:
-        """Chunks as messages: one by one while this process keeps up, joined when it falls behind.
-
-        Nothing is ever held back; a busy event loop finds several chunks ready and pays for one message.
-        """
-        ready: list[bytes] = []
-        done = False
-
-        async def pump() -> None:
-            nonlocal done
-            try:
-                async for chunk in source:
-                    meter.chunk(chunk)
-                    ready.append(frames.pack_delta(chunk))
-                    work.wake.set()
-            finally:
-                done = True
-                work.wake.set()
-
-        pumping = asyncio.create_task(pump())
-        try:
-            while True:
-                await work.wake.wait()
-                work.wake.clear()
-                if work.orphaned:
-                    raise EngineFailed("the front process that asked is gone")
-                if ready:
-                    message = b"".join(ready)
-                    ready.clear()
-                    yield message
-                if done and not ready:
-                    break
-            await pumping
-        finally:
-            pumping.cancel()
-            await asyncio.wait([pumping])
-
-    async def tokenize(self, body: bytes) -> bytes:
-        return await _framed(self._engine.tokenize(body))
-
-    async def detokenize(self, body: bytes) -> bytes:
-        return await _framed(self._engine.detokenize(body))
-
-    async def profile(self, body: bytes) -> bytes:
-        return await _framed(self._engine.profile(body))
+    async def _call(self, name: str, body: bytes) -> bytes:
+        answer: bytes = await getattr(self._engine, name)(body)
+        return answer
 
     async def check_health(self) -> None:
         """Raises when the engine is dead, stands still with work in hand or only fails, or when this process no longer
@@ -297,6 +238,8 @@ class Replica:
             if task.done():
                 raise RuntimeError("a task of the replica has ended") from task.exception()
         if not self._post.ready:
+            if self._draining:
+                return
             if self._converting is not None and self._converting.done():
                 raise RuntimeError(f"the engine could not be reloaded: {self._post.failure}")
             return
@@ -309,21 +252,25 @@ class Replica:
             raise RuntimeError(f"{stats.running} requests run, nothing decoded for {stats.heartbeat_age_s:.0f} s")
 
     async def __del__(self) -> None:
-        """Serve calls this after the drain. Best effort by nature: a killed process never gets here."""
-        for task in (*getattr(self, "_tasks", ()), getattr(self, "_converting", None)):
+        """Serve calls this before it ends the process: what runs may end, up to `drain_s`. Best effort by nature: a
+        killed process never gets here."""
+        if not hasattr(self, "_engine"):
+            return
+        self._draining = True
+        if self._post.ready:
+            self._say(ready=False, phase="draining")
+            self._pin()
+            deadline = time.monotonic() + self._settings.drain_s
+            while self._link.streams and time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), SPACING_S)
+        await self._link.close()
+        for task in (*self._tasks, self._converting):
             if task is not None:
                 task.cancel()
-        if hasattr(self, "_engine"):
-            self._board.pin(self._id, None, snapshot(self._metrics))
-            self._board.unpin(self._id)
-            await self._engine.close()
-
-
-async def _framed(work: Any) -> bytes:
-    try:
-        return frames.pack_bytes(await work)
-    except ServiceError as error:
-        return frames.pack_error(error)
+        self._board.pin(self._id, None, snapshot(self._metrics))
+        self._board.unpin(self._id)
+        await self._engine.close()
 
 
 def _make_engine(config: Config, pool: PoolConfig) -> Any:

@@ -155,6 +155,9 @@ class IngressConfig(_Part):
     """The HTTP front: processes that parse, admit and write streams."""
 
     replicas: int = Field(1, ge=1, le=256, description="Ingress processes. Two or more survive the loss of one.")
+    per_node: int | None = Field(
+        None, ge=1, le=100, description="Ingress processes of one node at most. Empty: as Ray places them."
+    )
     cpus: float = Field(0.2, ge=0, le=65_536, description="CPUs that Ray reserves for each.")
 
 
@@ -181,7 +184,11 @@ class RoutingConfig(_Part):
     )
     spill_to_latency: bool = Field(False, description="A default or flex request may take an idle latency slot.")
     retries: int = Field(
-        2, ge=0, le=10, description="Times that a request is moved to another replica; only before its first byte."
+        2,
+        ge=0,
+        le=10,
+        description="Times that a request is moved to another replica: a stream before its first byte, a whole answer "
+        "until its end.",
     )
 
 
@@ -257,6 +264,11 @@ class Config(_Part):
         if self.scaling.budget is not None and floors > self.scaling.budget:
             raise ValueError(f"scaling.budget ({self.scaling.budget:g}) is below what min_replicas hold ({floors:g})")
         return self
+
+    @property
+    def most_frame(self) -> int:
+        """Largest message between ingress and replica, bytes. A body grows where it is written anew (numbers, ids)."""
+        return 4 * self.http.max_body_bytes + (1 << 20)
 
     @property
     def scales(self) -> bool:

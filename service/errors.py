@@ -89,6 +89,16 @@ class BodyTooLarge(ServiceError):
     status, code, type = 413, "body_too_large", "invalid_request_error"
 
 
+class HeadersTooLarge(ServiceError):
+    status, code, type = 431, "headers_too_large", "invalid_request_error"
+
+
+class RequestTimeout(ServiceError):
+    """The request did not arrive in time."""
+
+    status, code, type = 408, "request_timeout", "invalid_request_error"
+
+
 class QuotaExceeded(ServiceError):
     """The caller's own limit (concurrency, tokens per minute)."""
 
@@ -105,6 +115,22 @@ class EngineFailed(ServiceError):
     """The engine died or broke its promise while it held this request."""
 
     status, code = 500, "engine_failed"
+
+
+class ReplicaLost(EngineFailed):
+    """The replica died, or the way to it broke, while it held this request. `in_hand`: requests that it held."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None, in_hand: int = 0
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.in_hand = in_hand
+
+
+class KillsReplica(ServiceError):
+    """Replicas died with this request in hand, again and again: it is refused for a while."""
+
+    status, code, type = 422, "request_kills_replica", "invalid_request_error"
 
 
 class NotReady(ServiceError):

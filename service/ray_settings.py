@@ -35,10 +35,3 @@ class RayConfig(BaseModel):
         default_factory=dict, description="Extra Ray resources of the local node, such as `slot`."
     )
     object_store_mib: int = Field(128, ge=80, le=1 << 24, description="Shared memory for Ray's object store, MiB.")
-    throughput_optimized: bool = Field(
-        True, description="Ray Serve's fast flags (docs/performance.md has their measured effect)."
-    )
-    ha_proxy: bool = Field(
-        False,
-        description="HAProxy in front instead of Serve's own proxy. Faster, but it opens ports on all interfaces.",
-    )

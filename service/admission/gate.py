@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from service.admission.queue import SlotQueue, Ticket
 from service.admission.rate import ServiceRate
-from service.errors import DeadlineExceeded, Overloaded
+from service.errors import DeadlineExceeded, NotReady, Overloaded
 from service.types import Tier
 
 
@@ -24,6 +24,7 @@ class Gate:
         self._since: dict[str, float] = {}
         """When each running request got its slot."""
         self._clock = clock
+        self._dismissed = False
         self.rate = ServiceRate()
 
     @property
@@ -33,6 +34,13 @@ class Gate:
     def resize(self, capacity: int, reserved: int | None = None) -> None:
         if (capacity, reserved) != (self._queue.capacity, self._queue.reserved):
             self._admit(self._queue.resize(capacity, reserved))
+
+    def dismiss(self) -> None:
+        """The process ends: whoever waits, or comes from now on, gets NotReady; those that run keep their slots."""
+        self._dismissed = True
+        for waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(_ending())
 
     def expected_wait_s(self, tier: Tier) -> float:
         """What a request that came now would wait, seconds; 0 where a slot is free for it."""
@@ -47,17 +55,15 @@ class Gate:
         arrivals = [ticket.arrived for ticket in self._queue.tickets if ticket.tier == tier]
         return self._clock() - min(arrivals) if arrivals else 0.0
 
-    def held_longer_than(self, seconds: float) -> Iterable[str]:
-        """Requests that have held their slot for that long."""
-        before = self._clock() - seconds
-        return [id for id, since in self._since.items() if since <= before]
-
     @asynccontextmanager
     async def slot(self, id: str, tier: Tier, timeout_s: float, tokens: int = 0) -> AsyncIterator[float]:
-        """Hold a slot; yields the seconds waited. Raises Overloaded (queue full) or DeadlineExceeded.
+        """Hold a slot; yields the seconds waited. Raises Overloaded (queue full), DeadlineExceeded, or
+        NotReady (this process ends).
 
         Leaving the block, in whatever way, gives the slot to the next.
         """
+        if self._dismissed:
+            raise _ending()
         arrived = self._clock()
         ticket = Ticket(id, tier, arrived + timeout_s, arrived, tokens)
         answer = self._queue.offer(ticket)
@@ -88,7 +94,7 @@ class Gate:
         except TimeoutError:
             self._abandon(ticket, waiter)
             raise DeadlineExceeded(f"the request waited {timeout_s:.0f} s for a slot, its whole time limit") from None
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, NotReady):
             self._abandon(ticket, waiter)
             raise
         finally:
@@ -96,7 +102,7 @@ class Gate:
 
     def _abandon(self, ticket: Ticket, waiter: asyncio.Future[None]) -> None:
         # The slot may have been given in the same instant: then it goes on to the next.
-        granted = waiter.done() and not waiter.cancelled()
+        granted = waiter.done() and not waiter.cancelled() and waiter.exception() is None
         self._admit(self._queue.release(ticket.id) if granted else self._queue.withdraw(ticket.id))
 
     def _admit(self, tickets: list[Ticket]) -> None:
@@ -114,3 +120,7 @@ class Gate:
         # One that was let in within this turn of the loop has its slot, though its task has not yet said so.
         ages = {id: now - self._since.get(id, now) for id in self._queue.running_ids}
         return self._queue.ends_awaited(tier, ages)
+
+
+def _ending() -> NotReady:
+    return NotReady("this front process is being stopped; ask again", retry_after_s=1.0)

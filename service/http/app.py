@@ -91,6 +91,9 @@ def create_app(
     if page is not None and settings.page:
         Page(page).add_to(app)
     app.add_api_route("/openapi.json", faces.openapi, methods=["GET"], include_in_schema=False)
+    # What KubeRay asks of a Serve node: Serve's own proxy, which would answer, does not run.
+    app.add_api_route("/-/healthz", faces.serve_health, methods=["GET"])
+    app.add_api_route("/-/routes", faces.serve_routes, methods=["GET"])
     return app
 
 
@@ -203,6 +206,12 @@ class _Faces:
 
     async def health(self, request: Request) -> Response:
         return _json(b'{"status":"ok"}')
+
+    async def serve_health(self, request: Request) -> Response:
+        return Response(b"success", media_type="text/plain")
+
+    async def serve_routes(self, request: Request) -> Response:
+        return _json(b'{"/":"glm5"}')
 
     async def ready(self, request: Request) -> Response:
         now = self._backend.readiness()

@@ -12,6 +12,24 @@ class HttpSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="Address to listen on. 0.0.0.0 exposes the service to the network.")
     port: int = Field(8000, ge=0, le=65535, description="TCP port to listen on; 0 takes a free one.")
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Connections that one ingress process holds at most; a further one gets 503.",
+    )
+    max_header_bytes: int = Field(
+        64 * 1024,
+        ge=4096,
+        le=1 << 20,
+        description="Largest head of a request (request line and headers), bytes; beyond it 431.",
+    )
+    header_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="Longest time for the head of a request to arrive, seconds; beyond it 408."
+    )
+    keep_connection_s: float = Field(
+        75.0, gt=0, le=86_400, description="Longest that a connection is kept between two requests, seconds."
+    )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body, bytes; beyond it 413."
     )

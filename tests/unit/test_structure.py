@@ -21,6 +21,7 @@ ALLOWED = {
     "scaling": BASE | {"planning"},
     "metrics": BASE,
     "link": BASE,
+    "fleet": BASE | {"admission", "link", "routing"},
     "planning": BASE | {"gguf", "routing", "admission", "scaling", "preflight", "engines", "metrics", "config"},
     "preflight": BASE | {"planning"},
     "gguf": BASE,

@@ -171,7 +171,7 @@ async def test_expected_wait_knows_who_may_have_a_slot() -> None:
     assert empty(gate)
 
 
-async def test_oldest_wait_and_long_holders() -> None:
+async def test_oldest_wait() -> None:
     now = [100.0]
     gate = Gate(capacity=1, reserved=0, bound=5, clock=lambda: now[0])
     async with gate.slot("a", "priority", 50.0):
@@ -179,6 +179,5 @@ async def test_oldest_wait_and_long_holders() -> None:
         await asyncio.sleep(0)
         now[0] = 103.0
         assert gate.oldest_wait_s("priority") == 3.0 and gate.oldest_wait_s("flex") == 0.0
-        assert list(gate.held_longer_than(2.0)) == ["a"] and not list(gate.held_longer_than(4.0))
     await waiting
     assert empty(gate)

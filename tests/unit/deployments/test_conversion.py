@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from deployments.board import Demand, Post
 from deployments.conversion import Conversion, wanted
 from service.config import PROFILES, Config, load, parse
+from service.fleet.post import Demand, Post
 from service.metrics.declared import Metrics
 from service.scaling.conversion import Verdict
 

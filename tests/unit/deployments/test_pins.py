@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from deployments.board import Post
-from deployments.pins import HUNG_S, STALE_S, Pins, lives
+from deployments.pins import HUNG_S, LOADING_S, STALE_S, Pins, lives
+from service.fleet.post import Post
 from service.metrics.declared import Metrics
 from service.metrics.exchange import merge, snapshot
 from service.metrics.news import AGAIN_S, News
@@ -20,7 +20,7 @@ SLOTS = 8
 
 
 def word(id: str, node: str = "elsewhere", pid: int = 0) -> bytes:
-    return Post(id, "replica", "shared", node=node, pid=pid).encode()
+    return Post(id, "replica", "shared", ready=True, node=node, pid=pid).encode()
 
 
 def counted(tokens: int) -> bytes:
@@ -125,6 +125,18 @@ def test_a_process_of_this_node_whose_pid_lives_may_be_silent_for_longer() -> No
     machine.clock.pass_(0.1)
     assert machine.ids() == ["near"]
     machine.clock.pass_(HUNG_S - STALE_S)
+    assert machine.ids() == []
+
+
+def test_a_replica_that_loads_may_be_silent_for_minutes_but_not_dead() -> None:
+    machine = Machine()
+    loading = [Post(id, "replica", "shared", node="here", pid=pid).encode() for id, pid in (("a", 41), ("b", 42))]
+    for id, post in zip("ab", loading, strict=True):
+        machine.pins.pin(id, post, None)
+    machine.clock.pass_(LOADING_S)
+    machine.pids.discard(42)
+    assert machine.ids() == ["a"]
+    machine.clock.pass_(0.1)
     assert machine.ids() == []
 
 

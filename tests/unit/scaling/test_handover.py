@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from deployments.board import Demand, Post
 from service.config import PROFILES, Config, load
+from service.fleet.post import Demand, Post
 from service.metrics.exchange import merge, snapshot
 from service.types import EngineStats
 
