@@ -92,8 +92,8 @@ def create_app(
         Page(page).add_to(app)
     app.add_api_route("/openapi.json", faces.openapi, methods=["GET"], include_in_schema=False)
     # What KubeRay asks of a Serve node: Serve's own proxy, which would answer, does not run.
-    app.add_api_route("/-/healthz", faces.serve_health, methods=["GET"])
-    app.add_api_route("/-/routes", faces.serve_routes, methods=["GET"])
+    app.add_api_route("/-/healthz", faces.serve_health, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/-/routes", faces.serve_routes, methods=["GET"], include_in_schema=False)
     return app
 
 
