@@ -1,7 +1,7 @@
 """Our HTTP path beside its peers, in one run: raw llama.cpp in process, llama.cpp's own HTTP server, and the service.
 
     python benchmarks/serving.py llama [--streams 1,8,64] [--threads 1]   same model, same body, tok/s and latencies
-    python benchmarks/serving.py flags                      simulated engine, per setting of Ray Serve
+    python benchmarks/serving.py layers [--ingresses 1,2]   simulated engine: what all above the engine costs
     python benchmarks/serving.py pools                      local-cpu-two-pools: each mode alone, then both at once
 
 Prints Markdown. Throughput: tokens of all streams over the time from first send to last byte. Timings on a shared
@@ -188,88 +188,94 @@ def progress(what: str) -> Iterator[None]:
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-OURS = {"glm5 serve": [], "glm5 serve, ha_proxy": ["ray.ha_proxy=true"]}
+RAW, PEER, OURS = "raw, in process", "llama.cpp's HTTP server", "glm5 serve"
 
 
 def llama(streams: list[int], tokens: int, repeats: int, context: int, threads: int | None) -> None:
-    """Each engine alone in turn (two on two cores would measure each other), repeats interleaved by concurrency."""
-    import xllamacpp
-
+    """Every repeat runs each path in turn, alone (two on two cores would measure each other), with prompts of its own."""
     slots = max(streams)
-    table: dict[tuple[int, str], Result] = {}
-
-    def measure(name: str, run: Callable[[int], list[Sample]]) -> None:
-        run(min(2, slots))
-        for c in streams:
-            with progress(f"{name} C={c}"):
-                table[c, name] = median_of([summarise(name, run(c)) for _ in range(repeats)])
-
-    def alone() -> None:
-        server = xllamacpp.Server(llama_params(slots, context, threads))
-        measure("raw, in process", lambda c: raw_run(server, c, tokens))
-        url = server.listening_address
-        measure("llama.cpp's HTTP server", lambda c: asyncio.run(http_run(url, "x", c, tokens)))
-
-    alone()  # its model and threads are gone when the service starts
+    runs: dict[tuple[int, str], list[Result]] = {}
     settings = [
         f"pools.shared.slots={slots}",
         f"model.context_tokens={context}",
         "pools.shared.engine.prefix_cache_mib=0",
         *([f"pools.shared.engine.threads={threads}"] if threads else []),
     ]
-    for name, extra in OURS.items():
-        with running(sets=[*settings, *extra]) as service:
+    for repeat in range(repeats):
+
+        def measure(name: str, run: Callable[[int], list[Sample]], repeat: int = repeat) -> None:
+            run(min(2, slots))
+            for c in streams:
+                with progress(f"{name} C={c}, {repeat + 1} of {repeats}"):
+                    runs.setdefault((c, name), []).append(summarise(name, run(c)))
+
+        _engine_only(measure, slots, context, threads, tokens)
+        with running(sets=settings) as service:
             url, model = service.url, service.model
-            measure(name, lambda c, url=url, model=model: asyncio.run(http_run(url, model, c, tokens)))  # type: ignore[misc]
-    print(f"\n{tokens} tokens a stream, median of {repeats} runs, {threads or 'all'} threads; share is of raw\n")
-    print("| streams | path | tok/s | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
-    print("|---|---|---|---|---|---|---|---|---|")
+            measure(OURS, lambda c, url=url, model=model: asyncio.run(http_run(url, model, c, tokens)))  # type: ignore[misc]
+    print(f"\n{tokens} tokens a stream, median (least to most) of {repeats} interleaved repeats, ", end="")
+    print(f"{threads or 'all'} threads; share is of the best engine-only path\n")
+    print("| streams | path | tok/s | least to most | share | TTFT p50 ms | p95 | ITL p50 ms | p95 | failed |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for c in streams:
-        base = table[c, "raw, in process"].tok_s
-        for name in ("raw, in process", "llama.cpp's HTTP server", *OURS):
-            print(table[c, name].row(base))
+        best = max(median_of(runs[c, name]).tok_s for name in (RAW, PEER))
+        for name in (RAW, PEER, OURS):
+            print(spread_row(runs[c, name], best))
 
 
-FLAGS: dict[str, list[str]] = {
-    "Ray Serve's defaults": ["ray.throughput_optimized=false"],
-    "throughput_optimized (our default)": [],
-    "ha_proxy": ["ray.throughput_optimized=false", "ray.ha_proxy=true"],
-    "both": ["ray.ha_proxy=true"],
-}
+def _engine_only(measure: Callable[..., None], slots: int, context: int, threads: int | None, tokens: int) -> None:
+    """llama.cpp without us. Its model and threads are gone when this returns."""
+    import xllamacpp
+
+    server = xllamacpp.Server(llama_params(slots, context, threads))
+    measure(RAW, lambda c: raw_run(server, c, tokens))
+    url = server.listening_address
+    measure(PEER, lambda c: asyncio.run(http_run(url, "x", c, tokens)))
 
 
-def flags(streams: list[int], tokens: int, ingresses: list[int], only: str) -> None:
-    """Simulated engine, 20 ms a step whatever the batch: what the layers above cost."""
+def spread_row(runs: list[Result], best: float) -> str:
+    middle = median_of(runs)
+    least, most = min(run.tok_s for run in runs), max(run.tok_s for run in runs)
+    ms = [f"{1e3 * v:.1f}" for v in (middle.ttft_p50, middle.ttft_p95, middle.itl_p50, middle.itl_p95)]
+    failed = sum(run.failed for run in runs)
+    cells = [f"{middle.tok_s:.1f}", f"{least:.1f} to {most:.1f}", f"{middle.tok_s / best:.1%}", *ms, str(failed)]
+    return f"| {middle.streams} | {middle.name} | " + " | ".join(cells) + " |"
+
+
+def layers(streams: list[int], tokens: int, repeats: int, ingresses: list[int]) -> None:
+    """Simulated engine, 20 ms a step whatever the batch: what all above the engine costs."""
     base = [
         "pools.shared.engine={name: simulated, step_ms: 20}",
         f"pools.shared.slots={max(streams)}",
         "admission.queue_requests=4096",
     ]
-    reasons: set[str] = set()
-    print("| settings | ingresses | streams | tok/s | of offered | tokens per CPU-s | TTFT p95 ms | failed |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, extra in FLAGS.items():
-        if only not in name:
-            continue
+    runs: dict[tuple[int, int], list[tuple[Result, float]]] = {}
+    for _ in range(repeats):
         for ingress in ingresses:
-            settings = [*base, *extra, f"ingress.replicas={ingress}"]
-            with running(sets=settings) as service:
+            with running(sets=[*base, f"ingress.replicas={ingress}"]) as service:
                 model = service.model
                 asyncio.run(http_run(service.url, model, 8, 8))
                 for c in streams:
-                    before = cpu_seconds(service.process.pid)
-                    samples = asyncio.run(http_run(service.url, model, c, tokens))
-                    spent = cpu_seconds(service.process.pid) - before
-                    reasons |= {f"{name}, {c} streams: {s.failed}" for s in samples if s.failed}
-                    result = summarise(name, samples)
-                    total = sum(s.tokens for s in samples)
-                    print(
-                        f"| {name} | {ingress} | {c} | {result.tok_s:.0f} | {result.tok_s / (c / 0.020):.0%} "
-                        f"| {total / spent:.0f} | {1e3 * result.ttft_p95:.0f} | {result.failed} |",
-                        flush=True,
-                    )
-    for reason in sorted(reasons):
-        print(f"failed: {reason}")
+                    with progress(f"{ingress} ingresses, {c} streams"):
+                        before = cpu_seconds(service.process.pid)
+                        samples = asyncio.run(http_run(service.url, model, c, tokens))
+                        spent = cpu_seconds(service.process.pid) - before
+                    for reason in {sample.failed for sample in samples if sample.failed}:
+                        print(f"failed: {reason}", file=sys.stderr)
+                    each = spent / max(1, sum(sample.tokens for sample in samples))
+                    runs.setdefault((ingress, c), []).append((summarise("", samples), each))
+    print(f"\n{tokens} tokens a stream, median of {repeats} (least to most)\n")
+    print("| ingresses | streams | tok/s | least to most | of offered | CPU µs a token | TTFT p95 ms | failed |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (ingress, c), found in runs.items():
+        result = median_of([one for one, _ in found])
+        rates = [one.tok_s for one, _ in found]
+        cpu = statistics.median(each for _, each in found)
+        print(
+            f"| {ingress} | {c} | {result.tok_s:.0f} | {min(rates):.0f} to {max(rates):.0f} "
+            f"| {result.tok_s / (c / 0.020):.0%} | {1e6 * cpu:.0f} | {1e3 * result.ttft_p95:.0f} "
+            f"| {sum(one.failed for one, _ in found)} |"
+        )
 
 
 TWO_POOLS = "deployments/profiles/local-cpu-two-pools.yaml"
@@ -317,23 +323,22 @@ def cpu_seconds(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("llama", "flags", "pools"))
+    parser.add_argument("what", choices=("llama", "layers", "pools"))
     parser.add_argument("--streams", default=None)
     parser.add_argument("--tokens", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--threads", type=int, default=None, help="of the engine; fewer than cores leave room for us")
-    parser.add_argument("--only", default="", help="flags: settings whose name holds this")
     parser.add_argument("--ingresses", default="1")
     asked = parser.parse_args()
-    numbers = [int(n) for n in (asked.streams or ("256,1000" if asked.what == "flags" else "1,8,64")).split(",")]
+    numbers = [int(n) for n in (asked.streams or ("256,1000" if asked.what == "layers" else "1,8,64")).split(",")]
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     if asked.what == "llama":
         llama(numbers, asked.tokens or 48, asked.repeats, asked.context, asked.threads)
     elif asked.what == "pools":
         pools(numbers, asked.tokens or 96, asked.repeats)
     else:
-        flags(numbers, asked.tokens or 64, [int(n) for n in asked.ingresses.split(",")], asked.only)
+        layers(numbers, asked.tokens or 64, asked.repeats, [int(n) for n in asked.ingresses.split(",")])
 
 
 if __name__ == "__main__":
