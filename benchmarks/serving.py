@@ -192,7 +192,7 @@ RAW, PEER, OURS = "raw, in process", "llama.cpp's HTTP server", "glm5 serve"
 
 
 def llama(streams: list[int], tokens: int, repeats: int, context: int, threads: int | None) -> None:
-    """Every repeat runs each path in turn, alone (two on two cores would measure each other), with prompts of its own."""
+    """Every repeat runs each path in turn and alone: two on two cores would measure each other."""
     slots = max(streams)
     runs: dict[tuple[int, str], list[Result]] = {}
     settings = [

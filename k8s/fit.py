@@ -95,6 +95,11 @@ def room(service: Object, config: Config) -> Iterator[Fault]:
     """The worker group can hold what the pools ask for, and one replica fits into one pod."""
     cluster = service["spec"]["rayClusterConfig"]
     head, *workers = ray_pods(service)
+    for pod in (head, *workers):
+        if pod.port("serve") not in (None, config.http.port):
+            yield Fault(pod.where, f"port serve is {pod.port('serve')}, http.port {config.http.port}")
+    if config.http.host in ("127.0.0.1", "localhost", "::1"):
+        yield Fault(name(service), f"http.host {config.http.host} is not reached from outside its pod")
     if gpus(head) or _start(cluster["headGroupSpec"]).get("num-cpus") != "0":
         yield Fault(head.where, "the head must offer no CPUs and no GPUs: replicas belong on workers")
     for group, pod in zip(cluster.get("workerGroupSpecs") or [], workers, strict=True):
@@ -119,8 +124,18 @@ def room(service: Object, config: Config) -> Iterator[Fault]:
             yield Fault(pod.where, f"{need:g} CPUs are needed, {cpus * most:g} can be had")
         if sum(p.gpus * p.min_replicas for p in config.pools.values()) > gpus(pod) * most:
             yield Fault(pod.where, f"{most} pods of {gpus(pod):g} GPUs cannot hold the pools' min_replicas")
+        yield from _fronts(pod.where, config, int(group.get("replicas", least)))
         if not least <= int(group.get("replicas", least)) <= most:
             yield Fault(pod.where, "replicas must lie between minReplicas and maxReplicas")
+
+
+def _fronts(where: str, config: Config, pods: int) -> Iterator[Fault]:
+    """KubeRay calls a worker pod ready when the serve port answers on it, so each needs a front process of its own."""
+    fronts, each = config.ingress.replicas, config.ingress.per_node
+    if pods > 1 and (each is None or not each * (pods - 1) < fronts <= each * pods):
+        yield Fault(
+            where, f"{fronts} front processes do not reach each of {pods} pods: set ingress.per_node and replicas"
+        )
 
 
 def _asked(pod: Pod, kind: str, key: str) -> float:

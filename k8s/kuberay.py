@@ -121,7 +121,7 @@ def services(objects: list[Object]) -> list[Service]:
         ray = {"ray.io/is-ray-node": "yes"}
         found.append(Service(f"{own}-head-svc", {**ray, "ray.io/node-type": "head"}, ports))
         serve = {"serve": ports["serve"]} if "serve" in ports else {}
-        # The head carries ray.io/serve "true" too while its proxy is healthy, unless it is excluded.
+        # The head carries ray.io/serve "true" too while its serve port answers, unless it is excluded.
         found.append(Service(f"{own}-serve-svc", {**ray, "ray.io/serve": "true"}, serve))
     return found
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from k8s.fault import Fault
-from k8s.kuberay import Object, Pod, name, of_kind, pods, selects, services
+from k8s.kuberay import Object, Pod, Service, name, of_kind, pods, selects, services
 
 Secrets = dict[str, list[str]]
 """Secrets made by hand: name -> keys."""
@@ -177,6 +177,7 @@ def ports(objects: list[Object]) -> Iterator[Fault]:
                 if pod.port(endpoint["port"]) is None:
                     yield Fault(name(item), f"{pod.where} has no port {endpoint['port']}")
     there = {service.name: service for service in services(objects)}
+    yield from _targets(objects, there)
     for item in of_kind(objects, "Service"):
         for port in item["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
@@ -188,6 +189,18 @@ def ports(objects: list[Object]) -> Iterator[Fault]:
             yield Fault(where, f"Service {target} does not exist")
         elif port not in there[target].ports and port not in there[target].ports.values():
             yield Fault(where, f"Service {target} has no port {port}")
+
+
+def _targets(objects: list[Object], there: dict[str, Service]) -> Iterator[Fault]:
+    """What a ScrapeConfig reads by address: a Service of this build, in its namespace, and a port that it has."""
+    for item in of_kind(objects, "ScrapeConfig"):
+        for target in (target for each in item["spec"]["staticConfigs"] for target in each["targets"]):
+            host, _, port = target.partition(":")
+            service, _, rest = host.partition(".")
+            if rest != f"{item['metadata'].get('namespace')}.svc" or service not in there:
+                yield Fault(name(item), f"{target} is no Service of this build")
+            elif port not in map(str, there[service].ports.values()):
+                yield Fault(name(item), f"Service {service} has no port {port}")
 
 
 def _inside(peer: Object) -> bool:

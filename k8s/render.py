@@ -56,44 +56,55 @@ def relabelings(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{_camel(key): value for key, value in rule.items()} for rule in rules]
 
 
-def pod_monitors(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Two: the service's own metrics from one pod (the head's proxy; each ingress speaks for the whole service), and
-    Ray's agents, of which each speaks for its node. Ours come through the agents too and are dropped there."""
-    metric_rules = relabelings(rules)
+LABELS = {"app.kubernetes.io/name": "glm5-serve"}
+SERVICE = "glm5-serve-svc.glm5-serve.svc:8000"
+"""KubeRay's Service of base/rayservice.yaml, in its namespace; the checker holds the two together."""
+TIMES = {"scrapeInterval": f"{SCRAPE_S}s", "scrapeTimeout": f"{SCRAPE_S - 5}s"}
+
+
+def scrape_config(rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """The service's own metrics, from its Service and not from its pods: each ingress speaks for the whole service, so
+    one target is all of it and a target a pod would count everything twice."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1alpha1",
+        "kind": "ScrapeConfig",
+        "metadata": {"name": "glm5-service", "labels": LABELS},
+        "spec": {
+            "staticConfigs": [{"targets": [SERVICE]}],
+            "metricsPath": "/metrics",
+            **TIMES,
+            "metricRelabelings": relabelings(rules),
+        },
+    }
+
+
+def pod_monitor(rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ray's agents, of which each speaks for its node. Our metrics come through them too and are dropped there."""
     ours = {"sourceLabels": ["__name__"], "regex": "glm_.+", "action": "drop"}
-
-    def monitor(name: str, labels: dict[str, str], port: str, extra: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "glm5-serve"}},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "podTargetLabels": ["ray.io/cluster", "ray.io/node-type"],
-                "podMetricsEndpoints": [
-                    {
-                        "port": port,
-                        "path": "/metrics",
-                        "interval": f"{SCRAPE_S}s",
-                        "scrapeTimeout": f"{SCRAPE_S - 5}s",
-                        "metricRelabelings": metric_rules + extra,
-                    }
-                ],
-            },
-        }
-
-    ray = {"glm5-serve/ray": "yes"}
-    return [
-        monitor("glm5-service", {**ray, "ray.io/node-type": "head"}, "serve", []),
-        monitor("glm5-ray", ray, "metrics", [ours]),
-    ]
+    endpoint = {
+        "port": "metrics",
+        "path": "/metrics",
+        "interval": TIMES["scrapeInterval"],
+        "scrapeTimeout": TIMES["scrapeTimeout"],
+        "metricRelabelings": [*relabelings(rules), ours],
+    }
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": "glm5-ray", "labels": LABELS},
+        "spec": {
+            "selector": {"matchLabels": {"glm5-serve/ray": "yes"}},
+            "podTargetLabels": ["ray.io/cluster", "ray.io/node-type"],
+            "podMetricsEndpoints": [endpoint],
+        },
+    }
 
 
 def prometheus_rule(alerts: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "glm5", "labels": {"app.kubernetes.io/name": "glm5-serve"}},
+        "metadata": {"name": "glm5", "labels": LABELS},
         "spec": alerts,
     }
 
@@ -103,7 +114,8 @@ def monitoring(dashboards: Path = DASHBOARDS) -> dict[Path, str]:
     rules = yaml.safe_load((dashboards / "relabel.yml").read_text(encoding="utf-8"))
     alerts = yaml.safe_load((dashboards / "alerts.yml").read_text(encoding="utf-8"))
     files = {
-        MONITORING / "pod-monitors.yaml": NOTE + yaml.safe_dump_all(pod_monitors(rules), sort_keys=False, width=120),
+        MONITORING / "scrape.yaml": NOTE
+        + yaml.safe_dump_all([scrape_config(rules), pod_monitor(rules)], sort_keys=False, width=120),
         MONITORING / "rules.yaml": NOTE + yaml.safe_dump(prometheus_rule(alerts), sort_keys=False, width=120),
     }
     for board in sorted((dashboards / "out").glob("*.json")):

@@ -94,10 +94,10 @@ class Cluster:
         return httpx.Client(base_url=f"http://{IP}:{self.serve}", timeout=60.0)
 
     def config(self) -> dict[str, Any]:
-        """The overlay's serveConfigV2. Nodes share this machine's ports: their proxies bind a free one, on loopback."""
+        """The overlay's serveConfigV2. Nodes share this machine's ports: their fronts bind a free one, on loopback."""
         service = yaml.safe_load((GENERATED / "serve-config.yaml").read_text())
         tree: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
-        tree["http_options"] = {"host": IP, "port": self.serve}
+        tree["applications"][0]["args"]["http"] |= {"host": IP, "port": self.serve}
         return tree
 
     def logs(self) -> str:
@@ -202,14 +202,14 @@ def test_nobody_without_the_token_may_deploy(cluster: Cluster) -> None:
 
 
 def test_kuberays_probes_find_the_worker_ready(cluster: Cluster) -> None:
-    """The readiness probe of a worker pod: the node's agent, and Serve's proxy on that node, each says success."""
+    """The readiness probe of a worker pod: the node's agent, and a front on that node, each says success."""
     agent = f"http://{IPS['worker']}:{cluster.agents['worker']}/api/local_raylet_healthz"
     for url in (agent, f"http://{IP}:{cluster.serve}/-/healthz"):
         assert "success" in httpx.get(url, timeout=10.0).text, url
 
 
 def nodes_of(cluster: Cluster) -> tuple[set[str], set[str]]:
-    """Ids of the nodes that hold replicas, and of those that hold a proxy."""
+    """Ids of the nodes that hold replicas (front processes are some), and of those that hold Serve's proxies."""
     with cluster.api() as api:
         details = api.get("/api/serve/applications/").json()
     deployments = details["applications"]["glm5"]["deployments"].values()
@@ -238,8 +238,7 @@ def test_replicas_run_on_the_worker_and_none_on_the_head(cluster: Cluster) -> No
     head, worker = raylet(cluster, "head"), raylet(cluster, "worker")
     replicas, proxies = nodes_of(cluster)
     assert replicas == {worker}
-    # A proxy on every node: the worker's is what KubeRay probes, the head's is what Prometheus reads.
-    assert proxies == {head, worker}
+    assert head not in replicas and not proxies, "our front processes hold the port; Serve's proxies do not run"
 
 
 def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> None:

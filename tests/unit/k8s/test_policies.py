@@ -65,6 +65,10 @@ def put(*path: str | int, to: Any) -> Callable[[Any], None]:
     return change
 
 
+def _target(objects: list[dict[str, Any]], target: str) -> None:
+    pick(objects, "ScrapeConfig")["spec"]["staticConfigs"][0]["targets"] = [target]
+
+
 def _port(container: dict[str, Any], name: str) -> dict[str, Any]:
     return next(port for port in container["ports"] if port["name"] == name)
 
@@ -118,6 +122,9 @@ SPOILS: list[tuple[str, str, Callable[[list[dict[str, Any]]], Any], str]] = [
         lambda o: put("ingress", 0, "ports", 0, "port", to="http")(policy(o, "clients-to-serve")),
         "http",
     ),
+    ("one-box", "target", lambda o: _target(o, "glm5-serve-svc.elsewhere.svc:8000"), "is no Service of this build"),
+    ("one-box", "target port", lambda o: _target(o, "glm5-serve-svc.glm5-serve.svc:9"), "has no port 9"),
+    ("two-box", "fronts", edit("per_node: 1", "per_node: 2"), "2 front processes do not reach each of 2 pods"),
     ("one-box", "monitor", lambda o: _port(main(o), "metrics").update(name="prom"), "has no port metrics"),
     ("cpu", "head port", lambda o: head(o)["containers"][0]["ports"].pop(0), "no port named"),
     (
@@ -228,11 +235,12 @@ SPOILS: list[tuple[str, str, Callable[[list[dict[str, Any]]], Any], str]] = [
     (
         "cpu",
         "Ray's unknown key",
-        edit("http_options:", "http_option: {}\n    http_options:".replace("    ", "")),
-        "http_option is not as",
+        edit("proxy_location:", "proxy_locations: {}\nproxy_location:"),
+        "proxy_locations is not as",
     ),
-    ("cpu", "Ray's schema", edit("proxy_location: EveryNode", "proxy_location: Everywhere"), "Ray: proxy_location"),
-    ("cpu", "port", edit("port: 8000", "port: 8001"), "http_options.port is not as"),
+    ("cpu", "Ray's schema", edit("proxy_location: Disabled", "proxy_location: Everywhere"), "Ray: proxy_location"),
+    ("cpu", "port", edit("host: 0.0.0.0", "host: 0.0.0.0\n      port: 8001"), "port serve is 8000, http.port 8001"),
+    ("cpu", "loopback", edit("host: 0.0.0.0", "host: 127.0.0.1"), "http.host 127.0.0.1 is not reached"),
     ("cpu", "not YAML", edit("applications:", "applications: ]"), "no YAML mapping"),
     (
         "cpu",

@@ -70,18 +70,18 @@ def test_the_environment_is_rays_for_the_profile_and_fails_closed() -> None:
     env = render.ray_env(overlay("one-box").config())
     assert env["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN_PATH" not in env
     assert env["OMP_NUM_THREADS"] == "16", "the replica's CPUs, not those of the machine that renders"
-    assert env["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1" and env["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
+    assert env["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
 
 
 def test_relabelling_is_that_of_the_dashboards_in_the_operators_spelling() -> None:
     rules = yaml.safe_load((ROOT / "dashboards" / "relabel.yml").read_text())
-    made = {monitor["metadata"]["name"]: monitor for monitor in render.pod_monitors(rules)}
-    service = made["glm5-service"]["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
-    assert [rule["regex"] for rule in service] == [rule["regex"] for rule in rules]
-    assert {key for rule in service for key in rule} == {"sourceLabels", "regex", "targetLabel", "replacement"}
-    # The service is scraped once, at the head's proxy; what Ray's agents bring of it is dropped.
-    assert made["glm5-service"]["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
-    assert made["glm5-ray"]["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][-1]["action"] == "drop"
+    service, agents = render.scrape_config(rules), render.pod_monitor(rules)
+    relabelled = service["spec"]["metricRelabelings"]
+    assert [rule["regex"] for rule in relabelled] == [rule["regex"] for rule in rules]
+    assert {key for rule in relabelled for key in rule} == {"sourceLabels", "regex", "targetLabel", "replacement"}
+    # Each ingress speaks for the whole service: it is scraped at one address. What Ray's agents bring of it is dropped.
+    assert [each["targets"] for each in service["spec"]["staticConfigs"]] == [["glm5-serve-svc.glm5-serve.svc:8000"]]
+    assert agents["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][-1]["action"] == "drop"
 
 
 def test_alerts_and_dashboards_are_carried_whole(tmp_path: Path) -> None:
