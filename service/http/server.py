@@ -198,7 +198,7 @@ class _Connection(HttpToolsProtocol):
             # An answer is under way on this connection: nothing can be said between its bytes.
             transport.close()
             return
-        answer = error_response(error)
+        answer = error_response(error, {"path": ""})
         lines = [STATUS_LINE[answer.status_code]]
         lines += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
         transport.write(b"".join([*lines, b"connection: close\r\n\r\n", bytes(answer.body)]))
