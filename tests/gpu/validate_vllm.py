@@ -3,7 +3,7 @@
     python -m tests.tiny_glm FILES                # anywhere xllamacpp is: makes the tiny files
     python -m tests.gpu.validate_vllm --files FILES [--demo SmolLM2.gguf] [--gemma gemma-3.gguf] [--out DIR]
 
-Prints one table; exit code 0 when every case is as it should be. Needs vLLM 0.29 with the plugin's CUDA kernels and
+Prints one table; exit code 0 when every case is as it should be. Needs vLLM 0.32 with the plugin's CUDA kernels and
 transformers; uses a second GPU for tensor parallel 2 when there is one. Some eight minutes on two H200: engines
 start slowly.
 """

@@ -157,9 +157,12 @@ class VllmEngine:
                 )
             return None, launch.Model(self._path, self._served, kind, None, self._context, self._slots)
         versions.check_entry_point()
-        if not on_cpu:
-            self._slow_kernels = not versions.check_kernels(allow_slow=options.allow_slow_kernels)
         header = read_header(self._path)
+        if not on_cpu:
+            from service.engines.vllm.kernels.repack import FORM  # brings torch
+
+            if versions.plugin_computes(header, options.kernels, FORM):
+                self._slow_kernels = not versions.check_kernels(allow_slow=options.allow_slow_kernels)
         attention = choose_attention(header, options.attention, self._context, on_cpu=on_cpu)
         if options.gate:
             self._reference = canary.read_reference(options, header)

@@ -1,4 +1,4 @@
-"""The one module that touches vLLM's serving internals (pinned to 0.29.0): AsyncLLM under its own OpenAI layer.
+"""The one module that touches vLLM's serving internals (pinned to 0.32.0): AsyncLLM under its own OpenAI layer.
 
 No socket: the serving objects that `vllm serve` puts behind its routes are called directly.
 """

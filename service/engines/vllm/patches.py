@@ -1,4 +1,4 @@
-"""Faults of vLLM 0.29.0 and vllm-gguf-plugin 0.0.5, most of which give wrong tokens without an error, cured in place.
+"""Faults of vLLM 0.32.0 and vllm-gguf-plugin 0.0.5, most of which give wrong tokens without an error, cured in place.
 
 In place, because the plugin may register its own classes again after ours. Each cure names its fault;
 tests/vllm shows what happens without it, where a CPU can. `apply()` is safe to call twice.
@@ -89,7 +89,7 @@ def _exact_layer_names(*, plain_platform: bool) -> None:
 
 
 def _rank_of_merged_columns() -> None:
-    """vLLM 0.29 no longer hands the rank to merged columns; the plugin then loads shard 0 on every rank."""
+    """vLLM no longer hands (since 0.29) the rank to merged columns; the plugin then loads shard 0 on every rank."""
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm_gguf_plugin.quantization.params import _GGUFParamLoadMixin
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from service.errors import UserError
+from service.gguf.glm_dsa import ARCHITECTURE
+from service.gguf.header import GgufHeader
+from service.gguf.plan import FLOATS
 
-VLLM, PLUGIN, TORCH = "0.29.0", "0.0.5", "2.13"
+VLLM, PLUGIN, TORCH = "0.32.0", "0.0.5", "2.13"
 ENTRY_POINT = "service.engines.vllm.plugin:register"
 
 
@@ -49,6 +52,21 @@ def check_entry_point() -> None:
     values = [point.value for point in entry_points(group="vllm.general_plugins")]
     if ENTRY_POINT not in values:
         raise UserError("glm5-serve's vLLM plugin is not registered: install the package (pip install -e .)")
+
+
+def plugin_computes(header: GgufHeader, kernels: str, packed: Container[int]) -> list[str]:
+    """What of a file vllm-gguf-plugin's own kernels compute on a GPU, in words; nothing where all of it is packed.
+    `packed`: GGML types that have a packed form."""
+    if kernels != "packed":
+        return ["every quantised weight (kernels: plugin)"]
+    types = {
+        tensor.type for tensor in header.tensors.values() if tensor.type not in FLOATS and tensor.type not in packed
+    }
+    found = [f"{kind.name} weights" for kind in sorted(types)]
+    # Packed experts have SiLU alone. GLM-5's do; of other architectures it is seen when the model is made.
+    if header.architecture != ARCHITECTURE and any("_exps." in name for name in header.tensors):
+        found.append("experts, where their activation is not SiLU")
+    return found
 
 
 def check_kernels(*, allow_slow: bool) -> bool:

@@ -82,7 +82,7 @@ def test_pins_agree_with_the_project(name: str) -> None:
     found = pins(DOCKER / name)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]
-    wanted += project["optional-dependencies"]["local"] if name.startswith("cpu") else ["vllm==0.29.0"]
+    wanted += project["optional-dependencies"]["local"] if name.startswith("cpu") else ["vllm==0.32.0"]
     for line in wanted:
         match = re.fullmatch(r"([\w.-]+)(?:\[\w+\])?==([\w.]+)", line)
         if match:

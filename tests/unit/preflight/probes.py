@@ -38,7 +38,7 @@ class BoxProbe:
         return self._answer("devices", healthy)
 
     def kernels(self) -> Kernels:
-        return self._answer("kernels", Kernels("2.13.0", "0.29.0", "0.0.5", True))
+        return self._answer("kernels", Kernels("2.13.0", "0.32.0", "0.0.5", True))
 
     def peer_access(self) -> list[list[bool]]:
         return self._answer("peer_access", [[True] * GPUS for _ in range(GPUS)])

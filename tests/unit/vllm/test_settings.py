@@ -12,6 +12,7 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from service.engines.vllm import versions
 from service.engines.vllm.attention import choose_attention, exactness
 from service.engines.vllm.launch import Model, arguments, bind, variables
 from service.engines.vllm.meter import Meter
@@ -139,15 +140,32 @@ def test_settings_are_checked() -> None:
 
 
 def test_versions() -> None:
-    right = {"vllm": "0.29.0", "torch": "2.13.0+cpu", "vllm-gguf-plugin": "0.0.5"}
+    right = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "vllm-gguf-plugin": "0.0.5"}
     check_versions(right, gguf=True, allow_other=False)
     check_versions({k: v for k, v in right.items() if k != "vllm-gguf-plugin"}, gguf=False, allow_other=False)
-    check_versions({**right, "vllm": "0.30.1"}, gguf=True, allow_other=True)
-    for change, words in [({"vllm": "0.30.1"}, "vllm 0.30.1 is installed"), ({"torch": "2.12.0"}, "torch 2.12.0")]:
+    check_versions({**right, "vllm": "0.29.0"}, gguf=True, allow_other=True)
+    for change, words in [({"vllm": "0.29.0"}, "vllm 0.29.0 is installed"), ({"torch": "2.12.0"}, "torch 2.12.0")]:
         with pytest.raises(UserError, match=words):
             check_versions({**right, **change}, gguf=True, allow_other=False)
     with pytest.raises(UserError, match="vllm-gguf-plugin is not installed"):
-        check_versions({"vllm": "0.29.0", "torch": "2.13.0"}, gguf=True, allow_other=False)
+        check_versions({"vllm": "0.32.0", "torch": "2.13.0"}, gguf=True, allow_other=False)
+
+
+def test_the_plugins_kernels_are_needed_for_what_is_not_packed(mixed: GgufHeader) -> None:
+    from gguf.constants import GGMLQuantizationType as T
+
+    from service.engines.vllm.kernels.repack import FORM
+
+    assert versions.plugin_computes(read_header(demo()), "packed", FORM) == []
+    assert versions.plugin_computes(read_header(demo()), "plugin", FORM) == ["every quantised weight (kernels: plugin)"]
+    # A file of packed types alone, one with another type in it, and one of another architecture with experts.
+    packed = {n: t if t.type in (*FORM, T.F32) else replace(t, type=T.Q8_0) for n, t in mixed.tensors.items()}
+    assert versions.plugin_computes(replace(mixed, tensors=packed), "packed", FORM) == []
+    name = next(n for n, t in packed.items() if t.type == T.Q8_0)
+    odd = packed | {name: replace(packed[name], type=T.IQ2_XXS)}
+    assert versions.plugin_computes(replace(mixed, tensors=odd), "packed", FORM) == ["IQ2_XXS weights"]
+    other = replace(mixed, tensors=packed, metadata={**mixed.metadata, "general.architecture": "qwen3moe"})
+    assert versions.plugin_computes(other, "packed", FORM) == ["experts, where their activation is not SiLU"]
 
 
 def test_layers_are_told_apart_by_whole_names() -> None:
