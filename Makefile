@@ -20,6 +20,7 @@ test: $(VENV)/.test
 	$(PYTEST) tests/unit --ignore=tests/unit/loadtest -n 2
 	$(PYTEST) tests/unit/loadtest
 	$(PYTEST) tests/e2e --timeout=600
+	$(PYTEST) tests/page
 	$(PYTEST) tests/chaos --timeout=600
 	$(PYTEST) tests/vllm --timeout=900
 

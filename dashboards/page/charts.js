@@ -2,6 +2,7 @@
 
 const HEIGHT = 280;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const POWERS = Array.from({length: 13}, (_, at) => 2 ** at);
 const DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
 
 function axes(x, y) {
@@ -52,7 +53,9 @@ export function curveChart(place) {
   const options = () => ({
     scales: {x: {time: false, distr: 3, log: 2, range: (_, low, high) => [Math.max(0.75, low * 0.8), Math.max(2, high * 1.25)]},
       y: {range: (_, low, high) => [0, (high || 1) * 1.1]}},
-    axes: axes({label: "requests decoding at once", labelSize: 22, values: (_, ticks) => ticks.map((tick) => tick ?? "")},
+    axes: axes({label: "requests decoding at once", labelSize: 22,
+      splits: (_, __, low, high) => POWERS.filter((power) => power >= low && power <= high),
+      values: (_, ticks) => ticks.map((tick) => tick ?? "")},
       {label: "tok/s of one replica", labelSize: 22}),
     series: [{label: "at once"}, ...lines.map((line, at) => ({
       label: line.label,

@@ -123,8 +123,8 @@ def test_settings_reach_the_service(browser: Browser, backend: EchoBackend, url:
         set_to(page, "System prompt", "Be brief.")
         for label, value in (("Temperature", "0.5"), ("Max tokens", "2")):
             page.get_by_label(label, exact=True).fill(value)
-        page.get_by_label("Tier").select_option("flex")
-        page.get_by_label("Mode").select_option("throughput")
+        page.get_by_label("Tier", exact=True).select_option("flex")
+        page.get_by_label("Mode", exact=True).select_option("throughput")
         say(page, "a b c d")
         assert answer(page) == "a b"
         assert "cut at the token limit" in page.locator(".stats").last.inner_text()

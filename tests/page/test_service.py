@@ -113,10 +113,10 @@ def test_a_sweep_asks_first_is_refused_while_others_are_served_and_makes_a_curve
         assert float(rows[0][1]) < float(rows[3][1])
         page.get_by_label("Lay over").set_input_files(run)
         expect(page.get_by_role("table", name="Stored run")).to_contain_text("160.0")
+        page.screenshot(path=IMAGES / "page-load-light.png")
         page.get_by_label("Lay over").set_input_files(Path(__file__))
         expect(status).to_contain_text("not JSON")
         assert not serious(page)
-        page.screenshot(path=IMAGES / "page-load-light.png")
 
 
 def test_stop_in_the_page_frees_the_slot(browser: Browser, service: Service) -> None:
