@@ -41,7 +41,12 @@ def examine(objects: list[Object], kuberay: Path | None) -> list[Fault]:
     found += [*policies.careful(objects), *policies.images(objects), *policies.resources(objects)]
     found += [*policies.probes(objects), *policies.ports(objects)]
     found += policies.references(objects, secrets_made_by_hand())
-    found += [*fences.network(objects), *fences.disruption(objects), *fences.selectors(objects)]
+    found += [
+        *fences.network(objects),
+        *fences.passages(objects),
+        *fences.disruption(objects),
+        *fences.selectors(objects),
+    ]
     found += fences.namespace(objects)
     longest = DEFAULT_LONGEST_S
     services = of_kind(objects, "RayService")
@@ -83,6 +88,8 @@ def notes(objects: list[Object]) -> Iterator[str]:
         config, _ = fit.profile(service)
         if config is not None and (boxes := fit.spare_boxes(service, config)):
             yield f"an upgrade waits until {boxes} more GPU boxes are free"
+        if config is not None and (spare := fit.pods_without_front(service, config)):
+            yield f"when the pools grow, {spare} pods come without an ingress: never ready, and outside the Service"
     for item in of_kind(objects, "ConfigMap"):
         if item["metadata"]["name"] == "glm5-model" and "files: []" in (item.get("data") or {}).get("model.yaml", ""):
             yield "the model's manifest lists no files yet: glm5 k8s model manifest makes one"

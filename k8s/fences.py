@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from k8s.fault import Fault
-from k8s.kuberay import Object, name, of_kind, pods, selects
+from k8s.kuberay import Object, gateways, name, of_kind, pods, selects
+from k8s.reach import End, Fence
 
 
 def network(objects: list[Object]) -> Iterator[Fault]:
-    """Closed by default in both directions; nothing but `serve` (and metrics) is open to other namespaces' clients."""
+    """Closed by default in both directions; nothing but `serve` (and metrics) is open to other namespaces' clients, and
+    of a Gateway what it listens on."""
     closed: set[str] = set()
+    every = pods(objects)
     for item in of_kind(objects, "NetworkPolicy"):
         spec = item["spec"]
+        allowed: set[object] = {"serve", "metrics", "dashboard"}
+        if not any(selects(spec.get("podSelector"), pod.labels) for pod in every):
+            chosen = [each for each in gateways(objects) if selects(spec.get("podSelector"), each.labels)]
+            allowed = {port for each in chosen for port in each.ports}
         if not spec.get("podSelector") and not spec.get("ingress") and not spec.get("egress"):
             closed |= set(spec.get("policyTypes") or [])
         for rule in spec.get("ingress") or []:
@@ -23,7 +30,7 @@ def network(objects: list[Object]) -> Iterator[Fault]:
             if outside and not rule.get("ports"):
                 yield Fault(name(item), "opens every port to other namespaces")
             for port in rule.get("ports") or []:
-                if outside and port.get("port") not in ("serve", "metrics", "dashboard"):
+                if outside and port.get("port") not in allowed:
                     yield Fault(name(item), f"opens port {port.get('port')} to other namespaces")
                 if port.get("port") == "dashboard" and not all(_operator(peer) for peer in outside):
                     yield Fault(name(item), "opens the dashboard to others than the operator")
@@ -34,6 +41,51 @@ def network(objects: list[Object]) -> Iterator[Fault]:
                 yield Fault(name(item), "lets every port out to addresses")
     for missing in sorted({"Ingress", "Egress"} - closed):
         yield Fault("NetworkPolicy", f"nothing denies {missing} by default")
+
+
+def passages(objects: list[Object]) -> Iterator[Fault]:
+    """What must get through the policies does."""
+    labels = [item["metadata"].get("labels") or {} for item in of_kind(objects, "Namespace")]
+    space = {key: str(value) for each in labels for key, value in each.items()}
+    fence = Fence(of_kind(objects, "NetworkPolicy"), space)
+    for source, target, port, why in _ways(objects):
+        if not fence.passes(source, target, port):
+            wanted = "some port" if port is None else f"port {port}"
+            yield Fault(target.where, f"the network policies keep {source.where} from {wanted} of it: {why}")
+
+
+def _ways(objects: list[Object]) -> Iterator[tuple[End, End, int | None, str]]:
+    """(from, to, port or None for all, why)."""
+    ray = [pod for pod in pods(objects) if pod.ray]
+    client = End("a client's namespace", space={"glm5-serve/client": "yes"})
+    scraper = End("Prometheus' namespace", space={"glm5-serve/monitoring": "yes"})
+    operator = End("the operator", {"app.kubernetes.io/component": "kuberay-operator"}, space={})
+    for one in ray:
+        for other in ray:
+            yield (
+                End.of(one),
+                End.of(other),
+                None,
+                "Ray, and replicas for their ingresses, listen on ports that they pick",
+            )
+        if one.ray == "head":
+            yield operator, End.of(one), one.port("dashboard"), "the operator submits the Serve config there"
+        else:
+            yield client, End.of(one), one.port("serve"), "there the service answers"
+        if one.ray == "worker" and of_kind(objects, "ScrapeConfig"):
+            yield scraper, End.of(one), one.port("serve"), "/metrics of the service"
+        if of_kind(objects, "PodMonitor"):
+            yield scraper, End.of(one), one.port("metrics"), "metrics of the Ray node"
+    for gateway in gateways(objects):
+        pod = End(gateway.where, gateway.labels)
+        for one in ray:
+            if one.ray == "worker":
+                yield pod, End.of(one), one.port("serve"), "the Gateway passes requests on"
+        for port in gateway.ports:
+            yield client, pod, port, "the Gateway listens there"
+        if gateway.kind == "istio":
+            istiod = End("istiod", {"app": "istiod"}, space={})
+            yield pod, istiod, 15012, "a Gateway's pod without its configuration never becomes ready"
 
 
 def _operator(peer: Object) -> bool:
@@ -56,9 +108,10 @@ def disruption(objects: list[Object]) -> Iterator[Fault]:
 def selectors(objects: list[Object]) -> Iterator[Fault]:
     """A selector that chooses nothing is a typing error."""
     every = pods(objects)
+    labels = [pod.labels for pod in every] + [gateway.labels for gateway in gateways(objects)]
     for item in of_kind(objects, "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "Service"):
         selector = item["spec"].get("podSelector") or item["spec"].get("selector")
-        if selector and not any(selects(selector, pod.labels) for pod in every):
+        if selector and not any(selects(selector, each) for each in labels):
             yield Fault(name(item), f"selects no pod: {selector}")
     for pod in every:
         for spread in pod.spec.get("topologySpreadConstraints") or []:

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.declarative import NAME, faults, serve_config
 from k8s.fault import Fault
-from k8s.kuberay import MAX_NAME, UPGRADES, Object, Pod, name, of_kind, ray_pods
+from k8s.kuberay import INCREMENTAL, MAX_NAME, UPGRADES, Object, Pod, name, of_kind, ray_pods
 from k8s.kuberay import serve_config as tree_of
 from k8s.policies import quantity
 from service.config import Config, parse
@@ -59,6 +59,8 @@ def operator(service: Object) -> Iterator[Fault]:
         yield Fault(where, f"name must be a DNS label of at most {MAX_NAME} characters")
     if cluster.get("rayVersion") != RAY_VERSION:
         yield Fault(where, f"rayVersion {cluster.get('rayVersion')} is not the image's {RAY_VERSION}")
+    if spec.get("excludeHeadPodFromServeSvc") is not True:
+        yield Fault(where, "excludeHeadPodFromServeSvc must be true: no ingress runs on the head")
     if (cluster.get("authOptions") or {}).get("mode") != "token":
         yield Fault(where, "authOptions.mode must be token")
     if not cluster.get("enableInTreeAutoscaling") or (cluster.get("autoscalerOptions") or {}).get("version") != "v2":
@@ -67,7 +69,7 @@ def operator(service: Object) -> Iterator[Fault]:
     options = upgrade.get("clusterUpgradeOptions")
     if upgrade.get("type") not in UPGRADES:
         yield Fault(where, f"upgradeStrategy.type {upgrade.get('type')!r} is none of {', '.join(UPGRADES)}")
-    if upgrade.get("type") == "NewClusterWithIncrementalUpgrade":
+    if upgrade.get("type") == INCREMENTAL:
         wanted = {"gatewayClassName", "stepSizePercent", "intervalSeconds", "maxSurgePercent"}
         if missing := wanted - (options or {}).keys():
             yield Fault(where, f"an incremental upgrade needs clusterUpgradeOptions: {', '.join(sorted(missing))}")
@@ -92,19 +94,23 @@ def operator(service: Object) -> Iterator[Fault]:
 
 
 def room(service: Object, config: Config) -> Iterator[Fault]:
-    """The worker group can hold what the pools ask for, and one replica fits into one pod."""
+    """The worker group can hold what the pools ask for, and each of its pods an ingress beside a replica: KubeRay asks
+    every worker's serve port whether the pod is ready."""
     cluster = service["spec"]["rayClusterConfig"]
     head, *workers = ray_pods(service)
-    for pod in (head, *workers):
-        if pod.port("serve") not in (None, config.http.port):
-            yield Fault(pod.where, f"port serve is {pod.port('serve')}, http.port {config.http.port}")
-    if config.http.host in ("127.0.0.1", "localhost", "::1"):
-        yield Fault(name(service), f"http.host {config.http.host} is not reached from outside its pod")
     if gpus(head) or _start(cluster["headGroupSpec"]).get("num-cpus") != "0":
         yield Fault(head.where, "the head must offer no CPUs and no GPUs: replicas belong on workers")
+    for port in (pod.port("serve") for pod in workers):
+        if port is not None and config.http.port != port:
+            yield Fault(name(service), f"http.port is {config.http.port}, the workers' port serve is {port}")
+    if config.http.host != "0.0.0.0":
+        yield Fault(name(service), f"http.host is {config.http.host}: nobody outside the pod reaches it, say 0.0.0.0")
+    shares = {"ingress": config.ingress.cpus} | {f"pools.{name}": p.cpus + p.gpus for name, p in config.pools.items()}
+    for key in (key for key, share in shares.items() if not share):
+        yield Fault(name(service), f"{key}.cpus must be above 0: what asks for nothing may land on the head")
     for group, pod in zip(cluster.get("workerGroupSpecs") or [], workers, strict=True):
         start = _start(group)
-        cpus = float(start.get("num-cpus") or _asked(pod, "limits", "cpu"))
+        cpus = _cpus(group, pod)
         if cpus > _asked(pod, "requests", "cpu"):
             yield Fault(pod.where, f"Ray is told of {cpus:.0f} CPUs, more than the pod requests")
         if gpus(pod) != float(start.get("num-gpus", gpus(pod))):
@@ -114,28 +120,65 @@ def room(service: Object, config: Config) -> Iterator[Fault]:
         ) and not pod.spec.get("tolerations"):
             yield Fault(pod.where, "GPU nodes are usually tainted: it needs the toleration")
         for pool, wanted in config.pools.items():
-            if wanted.cpus > cpus or wanted.gpus > gpus(pod):
-                yield Fault(pod.where, f"a replica of {pool} ({wanted.cpus:g} CPUs, {wanted.gpus:g} GPUs) does not fit")
+            if wanted.cpus + config.ingress.cpus > cpus or wanted.gpus > gpus(pod):
+                share = f"{wanted.cpus:g} CPUs, {wanted.gpus:g} GPUs"
+                yield Fault(pod.where, f"a replica of {pool} ({share}) does not fit beside an ingress")
         most, least = int(group["maxReplicas"]), int(group.get("minReplicas", 0))
-        need = config.ingress.cpus * config.ingress.replicas + sum(
-            p.cpus * p.min_replicas for p in config.pools.values()
-        )
-        if need > cpus * most:
-            yield Fault(pod.where, f"{need:g} CPUs are needed, {cpus * most:g} can be had")
-        if sum(p.gpus * p.min_replicas for p in config.pools.values()) > gpus(pod) * most:
-            yield Fault(pod.where, f"{most} pods of {gpus(pod):g} GPUs cannot hold the pools' min_replicas")
-        yield from _fronts(pod.where, config, int(group.get("replicas", least)))
-        if not least <= int(group.get("replicas", least)) <= most:
+        begin = int(group.get("replicas", least))
+        if not least <= begin <= most:
             yield Fault(pod.where, "replicas must lie between minReplicas and maxReplicas")
+        held = _boxes(config, cpus, gpus(pod), [pool.min_replicas for pool in config.pools.values()])
+        if held > most:
+            yield Fault(pod.where, f"{most} pods cannot hold the pools' min_replicas, which take {held}")
+        yield from _fronts(pod.where, config, max(held, begin), most, cpus)
 
 
-def _fronts(where: str, config: Config, pods: int) -> Iterator[Fault]:
-    """KubeRay calls a worker pod ready when the serve port answers on it, so each needs a front process of its own."""
-    fronts, each = config.ingress.replicas, config.ingress.per_node
-    if pods > 1 and (each is None or not each * (pods - 1) < fronts <= each * pods):
+def _boxes(config: Config, cpus: float, gpus: float, replicas: list[int]) -> int:
+    """Pods that hold so many replicas of each pool, largest first, with room for one ingress left in each."""
+    free: list[list[float]] = []
+    wanted = [(p.gpus, p.cpus) for p, n in zip(config.pools.values(), replicas, strict=True) for _ in range(n)]
+    for gpu, cpu in sorted(wanted, reverse=True):
+        box = next((box for box in free if box[0] >= gpu and box[1] >= cpu), None)
+        if box is None:
+            box = [gpus, cpus - config.ingress.cpus]
+            free.append(box)
+        box[0], box[1] = box[0] - gpu, box[1] - cpu
+    return max(1, len(free))
+
+
+def _fronts(where: str, config: Config, pods: int, most: int, cpus: float) -> Iterator[Fault]:
+    """`pods` run at all times: an ingress on each of them, and none that finds no place on `most`."""
+    front = config.ingress
+    each = front.per_node or front.replicas
+    if front.replicas < pods:
+        yield Fault(where, f"ingress.replicas ({front.replicas}) is below the {pods} pods, of which each needs one")
+    elif pods > 1 and front.replicas <= each * (pods - 1):
         yield Fault(
-            where, f"{fronts} front processes do not reach each of {pods} pods: set ingress.per_node and replicas"
+            where,
+            f"{pods - 1} of {pods} pods may take all ingresses: set ingress.per_node to {-(-front.replicas // pods)}",
         )
+    if front.replicas > each * most:
+        yield Fault(where, f"ingress.per_node ({each}) on {most} pods leaves no place for {front.replicas} ingresses")
+    used = sum(pool.cpus * pool.min_replicas for pool in config.pools.values())
+    need = used + front.cpus * front.replicas
+    if need > cpus * most:
+        yield Fault(where, f"{need:g} CPUs are needed, {cpus * most:g} can be had")
+
+
+def pods_without_front(service: Object, config: Config) -> int:
+    """Pods that come when the pools grow to `max_replicas` beyond those that the ingresses spread over."""
+    cluster = service["spec"]["rayClusterConfig"]
+    _, *workers = ray_pods(service)
+    grown = 0
+    for group, pod in zip(cluster.get("workerGroupSpecs") or [], workers, strict=True):
+        wanted = [pool.max_replicas for pool in config.pools.values()]
+        grown += min(int(group["maxReplicas"]), _boxes(config, _cpus(group, pod), gpus(pod), wanted))
+    return max(0, grown - config.ingress.replicas)
+
+
+def _cpus(group: Object, pod: Pod) -> float:
+    """CPUs that Ray is told of."""
+    return float(_start(group).get("num-cpus") or _asked(pod, "limits", "cpu"))
 
 
 def _asked(pod: Pod, kind: str, key: str) -> float:
@@ -164,7 +207,7 @@ def spare_boxes(service: Object, config: Config) -> int:
     if kind == "None" or not box:
         return 0
     surge = 100
-    if kind == "NewClusterWithIncrementalUpgrade":
+    if kind == INCREMENTAL:
         surge = int(spec["upgradeStrategy"]["clusterUpgradeOptions"]["maxSurgePercent"])
     replicas = {pool: int(max(1, p.min_replicas * surge / 100 + 0.5)) for pool, p in config.pools.items()}
     return -int(-sum(replicas[pool] * p.gpus for pool, p in config.pools.items()) // box)

@@ -1,18 +1,21 @@
-"""What KubeRay makes of a RayService, as far as manifests refer to it: pods with their labels, and Services.
+"""What KubeRay makes of a RayService, as far as manifests refer to it: pods with their labels, Services, a Gateway.
 
 Read in KubeRay's source (controllers/ray/common/pod.go, service.go, utils/validation.go; 1.5 and later).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 MAX_NAME = 47
-UPGRADES = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
+INCREMENTAL = "NewClusterWithIncrementalUpgrade"
+UPGRADES = ("NewCluster", INCREMENTAL, "None")
+GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
+"""On the pods of every in-cluster implementation of the Gateway API (GEP-1762)."""
 POD_KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 Object = dict[str, Any]
@@ -50,6 +53,16 @@ class Service:
     name: str
     selector: dict[str, str]
     ports: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A Gateway whose pods its controller may put into our namespace, as Istio's does. `ports`: those it listens on."""
+
+    where: str
+    labels: dict[str, str]
+    kind: str
+    ports: tuple[int, ...]
 
 
 def name(item: Object) -> str:
@@ -120,9 +133,32 @@ def services(objects: list[Object]) -> list[Service]:
         ports = {port["name"]: int(port["containerPort"]) for port in head.get("ports") or []}
         ray = {"ray.io/is-ray-node": "yes"}
         found.append(Service(f"{own}-head-svc", {**ray, "ray.io/node-type": "head"}, ports))
+        if upgrade(item) == INCREMENTAL:
+            # One Service for each cluster, by a name that nobody knows beforehand; clients use the Gateway.
+            continue
         serve = {"serve": ports["serve"]} if "serve" in ports else {}
-        # The head carries ray.io/serve "true" too while its serve port answers, unless it is excluded.
         found.append(Service(f"{own}-serve-svc", {**ray, "ray.io/serve": "true"}, serve))
+    return found
+
+
+def upgrade(service: Object) -> str | None:
+    kind: str | None = (service["spec"].get("upgradeStrategy") or {}).get("type")
+    return kind
+
+
+def gateways(objects: list[Object]) -> list[Gateway]:
+    """Gateways of the build, and the one that KubeRay makes for an incremental upgrade."""
+    found = []
+    for item in of_kind(objects, "Gateway"):
+        own, spec = item["metadata"]["name"], item["spec"]
+        ports = tuple(int(listener["port"]) for listener in spec["listeners"])
+        found.append(Gateway(name(item), {GATEWAY_LABEL: own}, spec["gatewayClassName"], ports))
+    for item in of_kind(objects, "RayService"):
+        if upgrade(item) == INCREMENTAL:
+            own = f"{item['metadata']['name']}-gateway"
+            options = item["spec"]["upgradeStrategy"].get("clusterUpgradeOptions") or {}
+            kind = options.get("gatewayClassName", "")
+            found.append(Gateway(f"Gateway/{own} (KubeRay's)", {GATEWAY_LABEL: own}, kind, (80,)))
     return found
 
 
@@ -134,9 +170,22 @@ def serve_config(service: Object) -> Any:
         return None
 
 
-def selects(selector: Object | None, labels: dict[str, str]) -> bool:
-    """Whether a label selector (matchLabels, or a Service's plain map) chooses a pod. An empty one chooses all."""
+def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector (or a Service's plain map) chooses a pod. An empty one chooses all."""
     if not selector:
         return True
-    wanted = selector.get("matchLabels", selector if "matchExpressions" not in selector else {})
-    return all(labels.get(key) == value for key, value in wanted.items())
+    whole = "matchLabels" in selector or "matchExpressions" in selector
+    wanted = selector.get("matchLabels") or {} if whole else selector
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(rule, labels) for rule in (selector.get("matchExpressions") or [] if whole else [])
+    )
+
+
+def _holds(rule: Object, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(rule["key"]), rule.get("values") or []
+    return {
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+        "In": value in values,
+        "NotIn": value not in values,
+    }[rule["operator"]]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from k8s.fault import Fault
-from k8s.kuberay import Object, Pod, Service, name, of_kind, pods, selects, services
+from k8s.kuberay import Object, Pod, name, of_kind, pods, selects, services
 
 Secrets = dict[str, list[str]]
 """Secrets made by hand: name -> keys."""
@@ -162,7 +162,7 @@ def _named(objects: list[Object]) -> Iterator[tuple[str, str, str, str | None]]:
 
 
 def ports(objects: list[Object]) -> Iterator[Fault]:
-    """A port has one name everywhere: container, Service, NetworkPolicy, PodMonitor, Ingress and HTTPRoute agree."""
+    """A port has one name everywhere: container, Service, NetworkPolicy, what scrapes, Ingress and HTTPRoute agree."""
     every = pods(objects)
     for item in of_kind(objects, "NetworkPolicy"):
         mine = _chosen(item["spec"].get("podSelector"), every)
@@ -176,8 +176,15 @@ def ports(objects: list[Object]) -> Iterator[Fault]:
             for pod in _chosen(item["spec"]["selector"], every):
                 if pod.port(endpoint["port"]) is None:
                     yield Fault(name(item), f"{pod.where} has no port {endpoint['port']}")
+    for item in of_kind(objects, "ScrapeConfig"):
+        for source in item["spec"]["kubernetesSDConfigs"]:
+            if (source.get("namespaces") or {}).get("names") != [item["metadata"].get("namespace")]:
+                yield Fault(name(item), f"looks for Services elsewhere than in {item['metadata'].get('namespace')}")
+        kept = [r.get("regex") for r in item["spec"].get("relabelings") or [] if r.get("action") == "keep"]
+        for pod in every:
+            if pod.ray == "worker" and not any(pod.port(port) for port in kept if port):
+                yield Fault(name(item), f"{pod.where} has no port that it keeps ({', '.join(map(str, kept))})")
     there = {service.name: service for service in services(objects)}
-    yield from _targets(objects, there)
     for item in of_kind(objects, "Service"):
         for port in item["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
@@ -189,18 +196,6 @@ def ports(objects: list[Object]) -> Iterator[Fault]:
             yield Fault(where, f"Service {target} does not exist")
         elif port not in there[target].ports and port not in there[target].ports.values():
             yield Fault(where, f"Service {target} has no port {port}")
-
-
-def _targets(objects: list[Object], there: dict[str, Service]) -> Iterator[Fault]:
-    """What a ScrapeConfig reads by address: a Service of this build, in its namespace, and a port that it has."""
-    for item in of_kind(objects, "ScrapeConfig"):
-        for target in (target for each in item["spec"]["staticConfigs"] for target in each["targets"]):
-            host, _, port = target.partition(":")
-            service, _, rest = host.partition(".")
-            if rest != f"{item['metadata'].get('namespace')}.svc" or service not in there:
-                yield Fault(name(item), f"{target} is no Service of this build")
-            elif port not in map(str, there[service].ports.values()):
-                yield Fault(name(item), f"Service {service} has no port {port}")
 
 
 def _inside(peer: Object) -> bool:

@@ -19,6 +19,7 @@ DASHBOARDS = HERE.parent / "dashboards"
 MONITORING = HERE / "components" / "monitoring" / "generated"
 NOTE = "# Made by `glm5 k8s render --write`; changes here are lost and fail the tests.\n"
 SCRAPE_S = 15
+NAMESPACE = "glm5-serve"
 
 
 def serve_config_text(config: Config) -> str:
@@ -56,55 +57,62 @@ def relabelings(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{_camel(key): value for key, value in rule.items()} for rule in rules]
 
 
-LABELS = {"app.kubernetes.io/name": "glm5-serve"}
-SERVICE = "glm5-serve-svc.glm5-serve.svc:8000"
-"""KubeRay's Service of base/rayservice.yaml, in its namespace; the checker holds the two together."""
-TIMES = {"scrapeInterval": f"{SCRAPE_S}s", "scrapeTimeout": f"{SCRAPE_S - 5}s"}
-
-
-def scrape_config(rules: list[dict[str, Any]]) -> dict[str, Any]:
-    """The service's own metrics, from its Service and not from its pods: each ingress speaks for the whole service, so
-    one target is all of it and a target a pod would count everything twice."""
-    return {
+def scrapes(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two: the service's own metrics from the address of its Service, behind which any ingress speaks for the whole
+    service, and Ray's agents, of which each speaks for its node; ours come through these too and are dropped."""
+    metric_rules = relabelings(rules)
+    labels = {"app.kubernetes.io/name": "glm5-serve"}
+    ours = {"sourceLabels": ["__name__"], "regex": "glm_.+", "action": "drop"}
+    interval, timeout = f"{SCRAPE_S}s", f"{SCRAPE_S - 5}s"
+    service = {
         "apiVersion": "monitoring.coreos.com/v1alpha1",
         "kind": "ScrapeConfig",
-        "metadata": {"name": "glm5-service", "labels": LABELS},
+        "metadata": {"name": "glm5-service", "labels": labels},
         "spec": {
-            "staticConfigs": [{"targets": [SERVICE]}],
+            "kubernetesSDConfigs": [
+                {
+                    # A target for each Service, by its own address. KubeRay labels those that serve, and makes one for
+                    # each cluster during an incremental upgrade: two then, and both sums are right.
+                    "role": "Service",
+                    "namespaces": {"names": [NAMESPACE]},
+                    "selectors": [{"role": "Service", "label": "ray.io/serve"}],
+                }
+            ],
+            "relabelings": [
+                {"sourceLabels": ["__meta_kubernetes_service_port_name"], "regex": "serve", "action": "keep"}
+            ],
             "metricsPath": "/metrics",
-            **TIMES,
-            "metricRelabelings": relabelings(rules),
+            "scrapeInterval": interval,
+            "scrapeTimeout": timeout,
+            "metricRelabelings": metric_rules,
         },
     }
-
-
-def pod_monitor(rules: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ray's agents, of which each speaks for its node. Our metrics come through them too and are dropped there."""
-    ours = {"sourceLabels": ["__name__"], "regex": "glm_.+", "action": "drop"}
-    endpoint = {
-        "port": "metrics",
-        "path": "/metrics",
-        "interval": TIMES["scrapeInterval"],
-        "scrapeTimeout": TIMES["scrapeTimeout"],
-        "metricRelabelings": [*relabelings(rules), ours],
-    }
-    return {
+    ray = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": {"name": "glm5-ray", "labels": LABELS},
+        "metadata": {"name": "glm5-ray", "labels": labels},
         "spec": {
             "selector": {"matchLabels": {"glm5-serve/ray": "yes"}},
             "podTargetLabels": ["ray.io/cluster", "ray.io/node-type"],
-            "podMetricsEndpoints": [endpoint],
+            "podMetricsEndpoints": [
+                {
+                    "port": "metrics",
+                    "path": "/metrics",
+                    "interval": interval,
+                    "scrapeTimeout": timeout,
+                    "metricRelabelings": [*metric_rules, ours],
+                }
+            ],
         },
     }
+    return [service, ray]
 
 
 def prometheus_rule(alerts: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "glm5", "labels": LABELS},
+        "metadata": {"name": "glm5", "labels": {"app.kubernetes.io/name": "glm5-serve"}},
         "spec": alerts,
     }
 
@@ -114,8 +122,7 @@ def monitoring(dashboards: Path = DASHBOARDS) -> dict[Path, str]:
     rules = yaml.safe_load((dashboards / "relabel.yml").read_text(encoding="utf-8"))
     alerts = yaml.safe_load((dashboards / "alerts.yml").read_text(encoding="utf-8"))
     files = {
-        MONITORING / "scrape.yaml": NOTE
-        + yaml.safe_dump_all([scrape_config(rules), pod_monitor(rules)], sort_keys=False, width=120),
+        MONITORING / "scrape.yaml": NOTE + yaml.safe_dump_all(scrapes(rules), sort_keys=False, width=120),
         MONITORING / "rules.yaml": NOTE + yaml.safe_dump(prometheus_rule(alerts), sort_keys=False, width=120),
     }
     for board in sorted((dashboards / "out").glob("*.json")):

@@ -59,6 +59,7 @@ def test_kuberays_schema_is_closed(spoil: Any, words: str, built: Built, kuberay
         ("Job", "glm5-model", lambda i: i["spec"].update(ttlSecondsAfterFinish=1), "ttlSecondsAfterFinish"),
         ("StatefulSet", "glm5-redis", lambda i: i["spec"].pop("selector"), "selector"),
         ("PodMonitor", "glm5-ray", lambda i: i["spec"]["podMetricsEndpoints"][0].update(intervall="1s"), "intervall"),
+        ("ScrapeConfig", "glm5-service", lambda i: i["spec"].update(interval="1s"), "interval"),
         ("PrometheusRule", "glm5", lambda i: i["spec"]["groups"][0].update(every="1m"), "every"),
     ],
 )
@@ -115,6 +116,24 @@ def test_boxes_that_an_upgrade_needs_are_what_serve_will_ask_for(
 def test_one_box_never_needs_a_second(built: Built) -> None:
     assert fit.spare_boxes(pick(built("one-box"), "RayService"), overlay("one-box").config()) == 0
     assert next(iter(check.notes(built("two-box")))) == "an upgrade waits until 2 more GPU boxes are free"
+
+
+@pytest.mark.parametrize(("name", "pods", "replicas"), [("cpu", 1, 2), ("one-box", 1, 2), ("two-box", 2, 2)])
+def test_every_pod_has_an_ingress(name: str, pods: int, replicas: int) -> None:
+    front = overlay(name).config().ingress
+    assert front.replicas == replicas
+    assert pods == 1 or front.replicas > (front.per_node or replicas) * (pods - 1), "fewer pods cannot hold them all"
+
+
+def test_pods_that_come_without_an_ingress_are_told(built: Built) -> None:
+    objects, config = built("two-box"), overlay("two-box").config()
+    service = pick(objects, "RayService")
+    assert fit.pods_without_front(service, config) == 0
+    cluster(objects)["workerGroupSpecs"][0]["maxReplicas"] = 4
+    pools = {n: p.model_copy(update={"max_replicas": 3}) for n, p in config.pools.items()}
+    config = config.model_copy(update={"pools": pools})
+    assert fit.pods_without_front(service, config) == 2
+    assert list(fit.room(service, config)) == [], "it is no fault: their replicas serve through the other ingresses"
 
 
 def test_an_unknown_overlay_names_those_there_are(tmp_path: Path) -> None:

@@ -33,7 +33,12 @@ def without_schemas(objects: list[dict[str, Any]]) -> list[str]:
     secrets = check.secrets_made_by_hand()
     found = [*policies.careful(objects), *policies.images(objects), *policies.resources(objects)]
     found += [*policies.probes(objects), *policies.ports(objects), *policies.references(objects, secrets)]
-    found += [*fences.network(objects), *fences.disruption(objects), *fences.selectors(objects)]
+    found += [
+        *fences.network(objects),
+        *fences.passages(objects),
+        *fences.disruption(objects),
+        *fences.selectors(objects),
+    ]
     found += fences.namespace(objects)
     service = ray(objects)
     found += [*fit.operator(service), *fit.memory(service)]
@@ -63,10 +68,6 @@ def put(*path: str | int, to: Any) -> Callable[[Any], None]:
         tree[path[-1]] = to
 
     return change
-
-
-def _target(objects: list[dict[str, Any]], target: str) -> None:
-    pick(objects, "ScrapeConfig")["spec"]["staticConfigs"][0]["targets"] = [target]
 
 
 def _port(container: dict[str, Any], name: str) -> dict[str, Any]:
@@ -122,10 +123,14 @@ SPOILS: list[tuple[str, str, Callable[[list[dict[str, Any]]], Any], str]] = [
         lambda o: put("ingress", 0, "ports", 0, "port", to="http")(policy(o, "clients-to-serve")),
         "http",
     ),
-    ("one-box", "target", lambda o: _target(o, "glm5-serve-svc.elsewhere.svc:8000"), "is no Service of this build"),
-    ("one-box", "target port", lambda o: _target(o, "glm5-serve-svc.glm5-serve.svc:9"), "has no port 9"),
-    ("two-box", "fronts", edit("per_node: 1", "per_node: 2"), "2 front processes do not reach each of 2 pods"),
     ("one-box", "monitor", lambda o: _port(main(o), "metrics").update(name="prom"), "has no port metrics"),
+    ("one-box", "scrape", lambda o: _port(main(o), "serve").update(name="http"), "has no port that it keeps (serve)"),
+    (
+        "one-box",
+        "scrape elsewhere",
+        lambda o: put("kubernetesSDConfigs", 0, "namespaces", "names", to=["default"])(pick(o, "ScrapeConfig")["spec"]),
+        "elsewhere than in glm5-serve",
+    ),
     ("cpu", "head port", lambda o: head(o)["containers"][0]["ports"].pop(0), "no port named"),
     (
         "cpu",
@@ -172,6 +177,48 @@ SPOILS: list[tuple[str, str, Callable[[list[dict[str, Any]]], Any], str]] = [
         "dashboard to others",
     ),
     ("cpu", "out", lambda o: policy(o, "head-to-api-server")["egress"][0].pop("ports"), "lets every port out"),
+    ("cpu", "links", lambda o: policy(o, "ray-to-ray")["ingress"][0].update(ports=[{"port": 6379}]), "some port of it"),
+    ("cpu", "links out", lambda o: policy(o, "ray-to-ray").update(egress=[]), "keep RayService/glm5 workers from some"),
+    (
+        "cpu",
+        "no clients",
+        lambda o: o.remove(pick(o, "NetworkPolicy", "clients-to-serve")),
+        "keep a client's namespace",
+    ),
+    ("cpu", "no operator", lambda o: o.remove(pick(o, "NetworkPolicy", "operator-to-head")), "keep the operator from"),
+    (
+        "one-box",
+        "no scrapes",
+        lambda o: policy(o, "prometheus-to-metrics")["ingress"][0]["ports"].pop(),
+        "keep Prometheus' namespace from port 8000",
+    ),
+    *[
+        (overlay, f"gateway without {name}", lambda o, n=name: o.remove(pick(o, "NetworkPolicy", n)), words)
+        for overlay, gateway in (("examples/gateway", "Gateway/glm5"), ("two-box", "Gateway/glm5-gateway (KubeRay's)"))
+        for name, words in (
+            ("gateway-to-ray", f"keep {gateway} from port 8000"),
+            ("ray-from-gateway", f"keep {gateway} from port 8000"),
+            ("gateway-to-control-plane", f"keep {gateway} from port 15012"),
+        )
+    ],
+    (
+        "two-box",
+        "closed gateway",
+        lambda o: o.remove(pick(o, "NetworkPolicy", "clients-to-gateway")),
+        "Gateway/glm5-gateway (KubeRay's): the network policies keep a client's namespace from port 80",
+    ),
+    (
+        "two-box",
+        "gateway's other port",
+        lambda o: policy(o, "clients-to-gateway")["ingress"][0]["ports"].append({"port": 15000}),
+        "opens port 15000 to other namespaces",
+    ),
+    (
+        "examples/gateway",
+        "policy without a gateway",
+        lambda o: [o.remove(pick(o, kind, "glm5")) for kind in ("Gateway", "HTTPRoute")],
+        "selects no pod",
+    ),
     (
         "cpu",
         "budget",
@@ -235,12 +282,27 @@ SPOILS: list[tuple[str, str, Callable[[list[dict[str, Any]]], Any], str]] = [
     (
         "cpu",
         "Ray's unknown key",
-        edit("proxy_location:", "proxy_locations: {}\nproxy_location:"),
-        "proxy_locations is not as",
+        edit("proxy_location:", "http_option: {}\nproxy_location:"),
+        "http_option is not as",
     ),
     ("cpu", "Ray's schema", edit("proxy_location: Disabled", "proxy_location: Everywhere"), "Ray: proxy_location"),
-    ("cpu", "port", edit("host: 0.0.0.0", "host: 0.0.0.0\n      port: 8001"), "port serve is 8000, http.port 8001"),
-    ("cpu", "loopback", edit("host: 0.0.0.0", "host: 127.0.0.1"), "http.host 127.0.0.1 is not reached"),
+    ("cpu", "Serve's proxy", edit("proxy_location: Disabled", "proxy_location: EveryNode"), "proxy_location is not as"),
+    ("cpu", "other port", edit("host: 0.0.0.0", "host: 0.0.0.0\n      port: 8001"), "http.port is 8001"),
+    ("cpu", "loopback", edit("host: 0.0.0.0", "host: 127.0.0.1"), "http.host is 127.0.0.1"),
+    ("cpu", "front for nothing", edit("replicas: 2", "replicas: 2\n      cpus: 0.0"), "ingress.cpus must be above 0"),
+    ("cpu", "pool for nothing", edit("cpus: 2.0", "cpus: 0.0"), "pools.shared.cpus must be above 0"),
+    ("cpu", "two pods", lambda o: group(o).update(replicas=2), "set ingress.per_node to 1"),
+    ("two-box", "one front", edit("replicas: 2\n      per_node", "replicas: 1\n      per_node"), "below the 2 pods"),
+    ("two-box", "fronts anywhere", edit("      per_node: 1\n", ""), "set ingress.per_node to 1"),
+    (
+        "two-box",
+        "fronts too many",
+        edit("replicas: 2\n      per_node", "replicas: 3\n      per_node"),
+        "no place for 3",
+    ),
+    ("two-box", "fronts too large", edit("cpus: 1.0", "cpus: 9.0"), "does not fit beside an ingress"),
+    ("cpu", "fronts too large", edit("replicas: 2", "replicas: 30"), "8 CPUs are needed, 6 can be had"),
+    ("cpu", "head serves", lambda o: ray(o)["spec"].pop("excludeHeadPodFromServeSvc"), "no ingress runs on the head"),
     ("cpu", "not YAML", edit("applications:", "applications: ]"), "no YAML mapping"),
     (
         "cpu",
@@ -310,4 +372,7 @@ def test_quantities() -> None:
 def test_services_that_kuberay_makes(built: Built) -> None:
     found = {service.name: service.ports for service in services(built("cpu"))}
     assert found["glm5-serve-svc"] == {"serve": 8000}
+    assert "glm5-serve-svc" not in {service.name for service in services(built("two-box"))}, (
+        "one for each cluster there"
+    )
     assert found["glm5-head-svc"] == {"gcs-server": 6379, "dashboard": 8265, "serve": 8000, "metrics": 8080}

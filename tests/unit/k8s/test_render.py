@@ -75,13 +75,14 @@ def test_the_environment_is_rays_for_the_profile_and_fails_closed() -> None:
 
 def test_relabelling_is_that_of_the_dashboards_in_the_operators_spelling() -> None:
     rules = yaml.safe_load((ROOT / "dashboards" / "relabel.yml").read_text())
-    service, agents = render.scrape_config(rules), render.pod_monitor(rules)
-    relabelled = service["spec"]["metricRelabelings"]
-    assert [rule["regex"] for rule in relabelled] == [rule["regex"] for rule in rules]
-    assert {key for rule in relabelled for key in rule} == {"sourceLabels", "regex", "targetLabel", "replacement"}
-    # Each ingress speaks for the whole service: it is scraped at one address. What Ray's agents bring of it is dropped.
-    assert [each["targets"] for each in service["spec"]["staticConfigs"]] == [["glm5-serve-svc.glm5-serve.svc:8000"]]
-    assert agents["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][-1]["action"] == "drop"
+    made = {item["metadata"]["name"]: item for item in render.scrapes(rules)}
+    service = made["glm5-service"]["spec"]
+    assert [rule["regex"] for rule in service["metricRelabelings"]] == [rule["regex"] for rule in rules]
+    keys = {key for rule in service["metricRelabelings"] for key in rule}
+    assert keys == {"sourceLabels", "regex", "targetLabel", "replacement"}
+    # The service is scraped once, at its Service's address; what Ray's agents bring of it is dropped.
+    assert [source["role"] for source in service["kubernetesSDConfigs"]] == ["Service"]
+    assert made["glm5-ray"]["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][-1]["action"] == "drop"
 
 
 def test_alerts_and_dashboards_are_carried_whole(tmp_path: Path) -> None:
