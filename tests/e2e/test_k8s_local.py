@@ -93,11 +93,14 @@ class Cluster:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=f"http://{IP}:{self.serve}", timeout=60.0)
 
-    def config(self) -> dict[str, Any]:
-        """The overlay's serveConfigV2. Nodes share this machine's ports: their fronts bind a free one, on loopback."""
+    def config(self, **ingress: int) -> dict[str, Any]:
+        """The overlay's serveConfigV2, with settings of the ingress. Nodes share this machine's ports: their ingresses
+        share a free one, on loopback."""
         service = yaml.safe_load((GENERATED / "serve-config.yaml").read_text())
         tree: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
-        tree["applications"][0]["args"]["http"] |= {"host": IP, "port": self.serve}
+        args = tree["applications"][0]["args"]
+        args["http"] |= {"host": IP, "port": self.serve}
+        args["ingress"] |= ingress
         return tree
 
     def logs(self) -> str:
@@ -202,19 +205,19 @@ def test_nobody_without_the_token_may_deploy(cluster: Cluster) -> None:
 
 
 def test_kuberays_probes_find_the_worker_ready(cluster: Cluster) -> None:
-    """The readiness probe of a worker pod: the node's agent, and a front on that node, each says success."""
+    """The readiness probe of a worker pod: the node's agent, and the ingress on that node, each says success."""
     agent = f"http://{IPS['worker']}:{cluster.agents['worker']}/api/local_raylet_healthz"
     for url in (agent, f"http://{IP}:{cluster.serve}/-/healthz"):
         assert "success" in httpx.get(url, timeout=10.0).text, url
 
 
-def nodes_of(cluster: Cluster) -> tuple[set[str], set[str]]:
-    """Ids of the nodes that hold replicas (front processes are some), and of those that hold Serve's proxies."""
+def nodes_of(cluster: Cluster) -> dict[str, list[str]]:
+    """Deployment -> ids of the nodes that hold its replicas, one for each; `proxies`: of Serve's own proxies."""
     with cluster.api() as api:
         details = api.get("/api/serve/applications/").json()
-    deployments = details["applications"]["glm5"]["deployments"].values()
-    replicas = {replica["node_id"] for deployment in deployments for replica in deployment["replicas"]}
-    return replicas, {proxy["node_id"] for proxy in details["proxies"].values()}
+    deployments = details["applications"]["glm5"]["deployments"]
+    found = {name: sorted(str(each["node_id"]) for each in one["replicas"]) for name, one in deployments.items()}
+    return found | {"proxies": [proxy["node_id"] for proxy in details["proxies"].values()]}
 
 
 def raylet(cluster: Cluster, name: str) -> str:
@@ -235,16 +238,44 @@ def find_node_in(process: psutil.Process) -> str | None:
 
 
 def test_replicas_run_on_the_worker_and_none_on_the_head(cluster: Cluster) -> None:
-    head, worker = raylet(cluster, "head"), raylet(cluster, "worker")
-    replicas, proxies = nodes_of(cluster)
-    assert replicas == {worker}
-    assert head not in replicas and not proxies, "our front processes hold the port; Serve's proxies do not run"
+    worker = raylet(cluster, "worker")
+    assert nodes_of(cluster) == {"ingress": [worker, worker], "shared": [worker], "proxies": []}
+
+
+def test_any_ingress_speaks_for_the_whole_service(cluster: Cluster) -> None:
+    """What Prometheus reads at the Service's address, whichever ingress the connection comes to."""
+    spoken = until("one number from all", 30.0, cluster, lambda: _same([_output_tokens(cluster) for _ in range(8)]))
+    assert spoken >= 2, "both answers of the test before are in it, whichever ingress wrote them"
+
+
+def _output_tokens(cluster: Cluster) -> float:
+    """What one scrape on a connection of its own says."""
+    with cluster.client as client:
+        lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("glm_output_tokens_total{"))
+
+
+def _same(values: list[float]) -> float:
+    """The one value of all, 0 where they differ."""
+    return values[0] if len(set(values)) == 1 else 0.0
+
+
+def test_with_a_bound_for_a_node_every_worker_has_an_ingress(cluster: Cluster) -> None:
+    """As two-box has it: else a worker may have none, and KubeRay would never call it ready."""
+    cluster.start_worker("second")
+    until("the second worker", 60.0, cluster, lambda: _agent(cluster, "second"))
+    workers = sorted(raylet(cluster, name) for name in ("worker", "second"))
+    with cluster.api() as api:
+        assert api.put("/api/serve/applications/", json=cluster.config(per_node=1)).status_code == 200
+        until("an ingress on each", READY_S, cluster, lambda: nodes_of(cluster)["ingress"] == workers)
+        until("the application", READY_S, cluster, lambda: deployed(cluster))
+        test_it_answers_a_chat(cluster)
 
 
 def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> None:
     """The preStop hook, while a second worker stands by as the autoscaler would bring it."""
-    cluster.start_worker("second")
-    until("the second worker", 60.0, cluster, lambda: _agent(cluster, "second"))
+    with cluster.api() as api:
+        assert api.put("/api/serve/applications/", json=cluster.config()).status_code == 200
     lines: list[str] = []
     begun = threading.Event()
 
@@ -275,7 +306,7 @@ def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> Non
     with cluster.client as client:
         answer = until("the replacement", 60.0, cluster, lambda: client.get("/ready").status_code == 200)
         assert answer
-    assert nodes_of(cluster)[0] == {staying}
+    assert nodes_of(cluster) == {"ingress": [staying, staying], "shared": [staying], "proxies": []}
 
 
 def _agent(cluster: Cluster, name: str) -> bool:
