@@ -15,7 +15,7 @@ MAX_NAME = 47
 INCREMENTAL = "NewClusterWithIncrementalUpgrade"
 UPGRADES = ("NewCluster", INCREMENTAL, "None")
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
-"""On the pods of every in-cluster implementation of the Gateway API (GEP-1762)."""
+"""On the pods that a Gateway's controller makes in the cluster (GEP-1762)."""
 POD_KINDS = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 Object = dict[str, Any]
