@@ -93,14 +93,13 @@ class Cluster:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=f"http://{IP}:{self.serve}", timeout=60.0)
 
-    def config(self, **ingress: int) -> dict[str, Any]:
-        """The overlay's serveConfigV2, with settings of the ingress. Nodes share this machine's ports: their ingresses
+    def config(self) -> dict[str, Any]:
+        """The overlay's serveConfigV2. Nodes share this machine's ports: their ingresses
         share a free one, on loopback."""
         service = yaml.safe_load((GENERATED / "serve-config.yaml").read_text())
         tree: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
         args = tree["applications"][0]["args"]
         args["http"] |= {"host": IP, "port": self.serve}
-        args["ingress"] |= ingress
         return tree
 
     def logs(self) -> str:
@@ -260,22 +259,10 @@ def _same(values: list[float]) -> float:
     return values[0] if len(set(values)) == 1 else 0.0
 
 
-def test_with_a_bound_for_a_node_every_worker_has_an_ingress(cluster: Cluster) -> None:
-    """As two-box has it: else a worker may have none, and KubeRay would never call it ready."""
-    cluster.start_worker("second")
-    until("the second worker", 60.0, cluster, lambda: _agent(cluster, "second"))
-    workers = sorted(raylet(cluster, name) for name in ("worker", "second"))
-    with cluster.api() as api:
-        assert api.put("/api/serve/applications/", json=cluster.config(per_node=1)).status_code == 200
-        until("an ingress on each", READY_S, cluster, lambda: nodes_of(cluster)["ingress"] == workers)
-        until("the application", READY_S, cluster, lambda: deployed(cluster))
-        test_it_answers_a_chat(cluster)
-
-
 def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> None:
     """The preStop hook, while a second worker stands by as the autoscaler would bring it."""
-    with cluster.api() as api:
-        assert api.put("/api/serve/applications/", json=cluster.config()).status_code == 200
+    cluster.start_worker("second")
+    until("the second worker", 60.0, cluster, lambda: _agent(cluster, "second"))
     lines: list[str] = []
     begun = threading.Event()
 
@@ -306,7 +293,7 @@ def test_a_node_that_ends_is_drained_and_cuts_no_answer(cluster: Cluster) -> Non
     with cluster.client as client:
         answer = until("the replacement", 60.0, cluster, lambda: client.get("/ready").status_code == 200)
         assert answer
-    assert nodes_of(cluster) == {"ingress": [staying, staying], "shared": [staying], "proxies": []}
+    assert {node for nodes in nodes_of(cluster).values() for node in nodes} == {staying}
 
 
 def _agent(cluster: Cluster, name: str) -> bool:
