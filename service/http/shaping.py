@@ -47,8 +47,9 @@ class Shaper:
         if self._must_call and not self._arguments and not cut:
             raise EngineFailed("the engine called no tool although tool_choice demands it")
         mended = []
+        last = max(self._arguments, default=-1)
         for index, arguments in self._arguments.items():
-            if not arguments.strip():
+            if not arguments.strip() and not (cut and index == last):
                 mended.append(CallPart(index, arguments="{}"))
             elif not cut:
                 _check(arguments)

@@ -110,11 +110,12 @@ def test_what_cut_an_answer_is_told(tokens: int, reason: str) -> None:
     assert streamed["stop_reason"] == whole["stop_reason"] == reason
 
 
-def test_a_call_that_was_cut_is_no_call_in_a_whole_answer() -> None:
+@pytest.mark.parametrize("arguments", ["", '{"a'])
+def test_a_call_that_was_cut_is_no_call_in_a_whole_answer(arguments: str) -> None:
     part = Part(EngineRequest("r", "chat", b""), 0, prompt=0)
     plan = Plan("msg_1", "chat", "m", True, False, False, 1.0, (part,), RequestContext(max_tokens=1))
     fold = Fold(plan, part)
-    fold.feed(Delta(calls=(CallPart(0, "a", "f", "{}"), CallPart(1, "b", "g", '{"a')), output_tokens=1))
+    fold.feed(Delta(calls=(CallPart(0, "a", "f", "{}"), CallPart(1, "b", "g", arguments)), output_tokens=1))
     fold.feed(Delta(finish="length"))
     whole = orjson.loads(DIALECT.whole(plan, [fold], tier="flex", created=7))
     assert [block["name"] for block in whole["content"]] == ["f"] and whole["stop_reason"] == "max_tokens"

@@ -99,6 +99,15 @@ def test_what_cut_an_answer_is_told(finish: Finish, reason: str) -> None:
     assert whole["output"][0]["status"] == whole["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("arguments", ["", '{"a'])
+def test_a_call_that_was_cut_is_incomplete_as_it_is(arguments: str) -> None:
+    parts = (CallPart(0, "a", "f"), CallPart(1, "b", "g", arguments))
+    streamed, whole = answer([*(Delta(calls=(part,)) for part in parts), Delta(finish="length")])
+    assert streamed == whole
+    told = [(item["arguments"], item["status"]) for item in whole["output"]]
+    assert told == [("{}", "completed"), (arguments, "incomplete")]
+
+
 def test_an_empty_answer_is_an_empty_message() -> None:
     streamed, whole = answer([Delta(finish="stop")])
     assert streamed == whole and whole["output"][0]["content"][0]["text"] == ""

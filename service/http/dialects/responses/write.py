@@ -180,7 +180,7 @@ class ResponsesFramer(Framer):
             yield self._at("response.content_part.done", part=part)
             item = self._output.message(part, status)
         else:
-            if not text.strip():
+            if not text.strip() and status == "completed":
                 text += "{}"
                 yield self._of("response.function_call_arguments.delta", delta="{}")
             yield self._of("response.function_call_arguments.done", name=item["name"], arguments=text)
