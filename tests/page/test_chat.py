@@ -36,8 +36,11 @@ def say(page: Page, text: str) -> None:
 
 def answer(page: Page) -> str:
     """The last answer's text, once it has ended."""
+    text = page.locator("article.assistant .text").last
+    # The button is enabled before an answer begins, too.
+    expect(text).not_to_be_empty()
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    return page.locator("article.assistant .text").last.inner_text().strip()
+    return text.inner_text().strip()
 
 
 def set_to(page: Page, label: str, value: str) -> None:

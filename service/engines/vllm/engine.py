@@ -84,6 +84,8 @@ class VllmEngine:
                 given_up.callback(starting.add_done_callback, _close_when_built)
                 await self._watch(starting, told, report)
                 given_up.pop_all()
+        # What this process starts later reports to nobody.
+        os.environ.pop(progress.VARIABLE, None)
         self._layer = starting.result()
         await self._layer.open()
         await self._prove(self._layer, on_cpu, deadline, report)

@@ -6,6 +6,7 @@ cache, and a fresh path there would have every start compile anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -60,9 +61,11 @@ class Journal:
         self._write(replace(read(self.path), fault=reason))
 
     def _write(self, told: Told) -> None:
+        """Nothing where the folder is gone: then nobody watches this load any more."""
         fresh = self.path.with_suffix(".new")
-        fresh.write_bytes(orjson.dumps(told))
-        fresh.replace(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            fresh.write_bytes(orjson.dumps(told))
+            fresh.replace(self.path)
 
 
 def read(path: Path) -> Told:

@@ -83,6 +83,14 @@ def test_what_went_wrong_is_told(tmp_path: Path) -> None:
     assert read(path).phases[-1] == READING
 
 
+def test_a_load_that_nobody_watches_any_more_goes_on(tmp_path: Path) -> None:
+    gone = tmp_path / "gone" / "progress"
+    own = Journal(gone)
+    own.phase("reading weights")
+    own.fault("nothing")
+    assert not gone.parent.exists()
+
+
 def test_rank_0_tells_and_only_where_somebody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert journal(0) is None
