@@ -121,6 +121,14 @@ def test_hanging_up_in_the_queue_leaves_no_trace(service: Service, model: str) -
     wait_until(lambda: running_now(service) == 0, 20, "all slots are free")
 
 
+def test_every_answer_has_a_request_id(service: Service) -> None:
+    with service.client as client:
+        for path in ("/health", "/v1/models", "/nothing"):
+            assert client.get(path).headers["x-request-id"].startswith("req_"), path
+            assert client.get(path, headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1", path
+        assert client.get("/-/healthz").text == "success", "what KubeRay asks"
+
+
 def test_everything_listens_on_loopback_only(service: Service) -> None:
     ours = {service.process.pid, *(child.pid for child in psutil.Process(service.process.pid).children(recursive=True))}
     open_to_others = [
