@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -15,25 +14,17 @@ from service.http.backend import RequestContext
 from service.http.dialects.fold import Fold
 from service.http.dialects.messages.answers import MessageAnswer
 from service.http.dialects.messages.dialect import Messages
-from service.http.plan import Part, Plan
-from service.types import CallPart, Delta, EngineRequest
+from service.http.plan import Plan
+from service.types import CallPart, Delta
+from tests.unit.http.replay import CALLS, PART, cut_answer, replay
 
 DIALECT = Messages()
 
 
 def answer(deltas: list[Delta]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the message as its events make it, the whole body)."""
-    part = Part(EngineRequest("r", "chat", b""), 0, prompt=0)
-    plan = Plan("msg_1", "chat", "m", True, False, False, 1.0, (part,), RequestContext(max_tokens=5))
-    framer, fold = DIALECT.framer(plan, part, tier="flex", created=7), Fold(plan, part)
-    sent = b""
-    for delta in deltas:
-        sent += framer.feed(delta)
-        fold.feed(delta)
-    framer.close()
-    fold.close()
-    sent += DIALECT.last(plan, [framer], tier="flex", created=7)
-    whole = DIALECT.whole(plan, [fold], tier="flex", created=7)
+    plan = Plan("msg_1", "chat", "m", True, False, False, 1.0, (PART,), RequestContext(max_tokens=5))
+    sent, whole = replay(DIALECT, plan, deltas)
     MessageAnswer.model_validate_json(whole)
     return assembled(sent), orjson.loads(whole)
 
@@ -77,24 +68,11 @@ def assembled(sent: bytes) -> dict[str, Any]:
     return message
 
 
-CALLS = [("f", '{"a":"x y"}'), ("g", ""), ("h", '{"b":[1,2]}')]
-
-
-def cut(text: str, places: list[int]) -> list[str]:
-    edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    return [text[a:b] for a, b in pairwise(edges)]
-
-
 @given(st.text(max_size=9), st.text(max_size=9), st.integers(0, 3), st.lists(st.integers(0, 99)), st.booleans())
 def test_any_cut_of_an_answer_gives_the_same_message(
     reasoning: str, text: str, calls: int, places: list[int], together: bool
 ) -> None:
-    pieces = [Delta(reasoning=piece, output_tokens=1) for piece in cut(reasoning, places)]
-    pieces += [Delta(piece, output_tokens=1) for piece in cut(text, places)]
-    for index, (name, arguments) in enumerate(CALLS[:calls]):
-        begun = [CallPart(index, f"id{index}", name)] + [CallPart(index, arguments=p) for p in cut(arguments, places)]
-        pieces += [Delta(calls=tuple(begun))] if together else [Delta(calls=(part,)) for part in begun]
-    streamed, whole = answer([*pieces, Delta(finish="tool_calls" if calls else "stop", prompt_tokens=4)])
+    streamed, whole = answer(cut_answer(reasoning, text, calls, places, together))
     assert streamed == whole
     said = {"thinking": reasoning, "text": text}
     kinds = [kind for kind in ("thinking", "text") if said[kind]]
@@ -112,9 +90,8 @@ def test_what_cut_an_answer_is_told(tokens: int, reason: str) -> None:
 
 @pytest.mark.parametrize("arguments", ["", '{"a'])
 def test_a_call_that_was_cut_is_no_call_in_a_whole_answer(arguments: str) -> None:
-    part = Part(EngineRequest("r", "chat", b""), 0, prompt=0)
-    plan = Plan("msg_1", "chat", "m", True, False, False, 1.0, (part,), RequestContext(max_tokens=1))
-    fold = Fold(plan, part)
+    plan = Plan("msg_1", "chat", "m", True, False, False, 1.0, (PART,), RequestContext(max_tokens=1))
+    fold = Fold(plan, PART)
     fold.feed(Delta(calls=(CallPart(0, "a", "f", "{}"), CallPart(1, "b", "g", arguments)), output_tokens=1))
     fold.feed(Delta(finish="length"))
     whole = orjson.loads(DIALECT.whole(plan, [fold], tier="flex", created=7))

@@ -11,31 +11,21 @@ from hypothesis import strategies as st
 
 from service.errors import EngineFailed
 from service.http.backend import RequestContext
-from service.http.dialects.fold import Fold
 from service.http.dialects.responses.answers import ResponseAnswer
 from service.http.dialects.responses.dialect import Responses
 from service.http.dialects.responses.seal import sealed, unsealed
-from service.http.plan import Part, Plan
-from service.types import CallPart, Delta, EngineRequest, Finish
-from tests.unit.http.test_messages_events import CALLS, cut
+from service.http.plan import Plan
+from service.types import CallPart, Delta, Finish
+from tests.unit.http.replay import CALLS, PART, cut_answer, replay
 
 DIALECT = Responses()
 
 
 def answer(deltas: list[Delta]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the last event's response, the whole body); the events are checked on the way."""
-    part = Part(EngineRequest("r", "chat", b""), 0, prompt=0)
     client = {"include": ["reasoning.encrypted_content"], "tools": [{"type": "function", "name": "f"}]}
-    plan = Plan("resp_1", "chat", "m", True, False, False, 1.0, (part,), RequestContext(), client=client)
-    framer, fold = DIALECT.framer(plan, part, tier="flex", created=7), Fold(plan, part)
-    sent = b""
-    for delta in deltas:
-        sent += framer.feed(delta)
-        fold.feed(delta)
-    framer.close()
-    fold.close()
-    sent += DIALECT.last(plan, [framer], tier="flex", created=7)
-    whole = DIALECT.whole(plan, [fold], tier="flex", created=7)
+    plan = Plan("resp_1", "chat", "m", True, False, False, 1.0, (PART,), RequestContext(), client=client)
+    sent, whole = replay(DIALECT, plan, deltas)
     ResponseAnswer.model_validate_json(whole)
     return assembled(sent), orjson.loads(whole)
 
@@ -79,12 +69,7 @@ def assembled(sent: bytes) -> dict[str, Any]:
 def test_any_cut_of_an_answer_gives_the_same_response(
     reasoning: str, text: str, calls: int, places: list[int], together: bool
 ) -> None:
-    pieces = [Delta(reasoning=piece, output_tokens=1) for piece in cut(reasoning, places)]
-    pieces += [Delta(piece, output_tokens=1) for piece in cut(text, places)]
-    for index, (name, arguments) in enumerate(CALLS[:calls]):
-        begun = [CallPart(index, f"id{index}", name)] + [CallPart(index, arguments=p) for p in cut(arguments, places)]
-        pieces += [Delta(calls=tuple(begun))] if together else [Delta(calls=(part,)) for part in begun]
-    streamed, whole = answer([*pieces, Delta(finish="tool_calls" if calls else "stop", prompt_tokens=4)])
+    streamed, whole = answer(cut_answer(reasoning, text, calls, places, together))
     assert streamed == whole
     made = [(item["name"], item["arguments"]) for item in whole["output"] if item["type"] == "function_call"]
     assert made == [(name, arguments or "{}") for name, arguments in CALLS[:calls]]
