@@ -56,7 +56,7 @@ def build(profile: Config | dict[str, Any]) -> Application:
         name="ingress",
         num_replicas=config.ingress.replicas,
         ray_actor_options={"num_cpus": config.ingress.cpus},
-        graceful_shutdown_timeout_s=max(pool.drain_s for pool in config.pools.values()) + GRACE_S,
+        graceful_shutdown_timeout_s=config.drain_s + GRACE_S,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
         **per_node,

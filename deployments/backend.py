@@ -82,7 +82,7 @@ class FleetBackend:
 
     def _post(self) -> Post:
         demand = {name: self._demand(name, gate) for name, gate in self._gates.items()}
-        ready = all(self._can_serve(name) or not pool.min_replicas for name, pool in self._config.pools.items())
+        ready = all(self._serving(name) or not pool.min_replicas for name, pool in self._config.pools.items())
         return Post(self._id, "ingress", phase="ready" if ready else "starting", ready=ready, demand=demand, **here())
 
     def _demand(self, pool: PoolName, gate: Gate) -> Demand:
@@ -109,8 +109,9 @@ class FleetBackend:
             gate.resize(part.slots, part.reserved)
             self._start_s.update((name, post.start_s) for post in view.ready(name) if post.start_s is not None)
 
-    def _can_serve(self, pool: PoolName) -> bool:
-        return self._gates[pool].queue.capacity > 0 and bool(self._dispatch.reachable(pool))
+    def _serving(self, pool: PoolName) -> int:
+        """Replicas of a pool that take requests from here."""
+        return len(self._dispatch.reachable(pool)) if self._gates[pool].queue.capacity > 0 else 0
 
     # ------------------------------------------------------------------ what HTTP asks
 
@@ -130,7 +131,7 @@ class FleetBackend:
         pools: dict[PoolName, PoolReadiness] = {}
         for name, settings in self._config.pools.items():
             replicas, ready = self._view.replicas(name), self._view.ready(name)
-            serving = len(self._dispatch.reachable(name)) if self._can_serve(name) else 0
+            serving = self._serving(name)
             loading = max((p for p in replicas if not p.ready), key=lambda p: p.fraction or 0.0, default=None)
             shown = ready[0] if ready else loading
             phase, detail = (

@@ -32,7 +32,7 @@ class Ingress:
         """`pools`: only so that Serve takes them for parts of this application; no call goes through a handle."""
         bind_replica()
         config = parse(tree)
-        self._drain_s = max(pool.drain_s for pool in config.pools.values())
+        self._drain_s = config.drain_s
         id = serve.get_replica_context().replica_tag
         self._backend = FleetBackend(id, config, Links(cluster_secret(), config.most_frame))
         page = files("dashboards") / "page"

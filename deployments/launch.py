@@ -71,7 +71,7 @@ def drain(config: Config, say: Say) -> None:
 
     board = Board()
     time.sleep(INTERVAL_S + POLL_S)  # until the board knows of a request that began just now
-    deadline = time.monotonic() + max(pool.drain_s for pool in config.pools.values())
+    deadline = time.monotonic() + config.drain_s
     if _running(board):
         ray_serve.delete(NAME, _blocking=False)
     while (left := _running(board)) and time.monotonic() < deadline:

@@ -114,7 +114,6 @@ class PoolConfig(_Part):
         le=86_400,
         description="A replica that has work and decodes nothing for this long is unhealthy, seconds.",
     )
-
     other_mode: OtherMode | None = Field(
         None, description="`shared` only: what `scaling.convert: on` reloads a replica as, and back."
     )
@@ -264,6 +263,11 @@ class Config(_Part):
         if self.scaling.budget is not None and floors > self.scaling.budget:
             raise ValueError(f"scaling.budget ({self.scaling.budget:g}) is below what min_replicas hold ({floors:g})")
         return self
+
+    @property
+    def drain_s(self) -> float:
+        """Longest drain of any pool, seconds."""
+        return max(pool.drain_s for pool in self.pools.values())
 
     @property
     def most_frame(self) -> int:

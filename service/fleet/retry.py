@@ -25,10 +25,9 @@ Verdict = Literal["again", "alone", "condemned"]
 
 @dataclass(slots=True)
 class Tries:
-    """Of one request. `deaths`: replicas that died with it in hand; `failures`: engines that failed it."""
+    """Of one request. `deaths`: replicas that died with it in hand."""
 
     deaths: int = 0
-    failures: int = 0
 
     @property
     def suspect(self) -> bool:

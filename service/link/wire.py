@@ -24,7 +24,6 @@ class Wire(asyncio.Protocol):
         # uvloop's transports are no asyncio.Transport.
         self._transport: Any = None
         self._out: list[bytes] = []
-        self._out_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._opening = bytearray()
         self.proved = False
@@ -54,7 +53,6 @@ class Wire(asyncio.Protocol):
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
-        self._out_bytes += len(frame)
 
     def send_raw(self, data: bytes) -> None:
         """At once; for the handshake."""
@@ -64,13 +62,14 @@ class Wire(asyncio.Protocol):
     def _flush(self) -> None:
         if self.ended or not self._out:
             return
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out.clear()
-        self._out_bytes = 0
+        self._write_out()
         self._heart.said()
-        self._transport.write(data)
         if self._transport.get_write_buffer_size() > OUT_BYTES:
             self.end(f"the peer does not read: {OUT_BYTES >> 20} MiB wait for it")
+
+    def _write_out(self) -> None:
+        out, self._out = self._out, []
+        self._transport.write(b"".join(out))
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -123,15 +122,11 @@ class Wire(asyncio.Protocol):
         """End the connection, from either side and for whatever reason."""
         if self.ended:
             return
-        self._flush_last()
+        if self._out and not self._transport.is_closing():
+            self._write_out()
         self.ended = True
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
         self.on_end(why)
-
-    def _flush_last(self) -> None:
-        out, self._out = self._out, []
-        if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(out))

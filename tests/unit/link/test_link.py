@@ -142,7 +142,7 @@ async def test_what_came_before_the_loss_is_read_first() -> None:
 async def test_a_lost_ingress_stops_its_work_and_no_other() -> None:
     async with pair() as (engine, replica, links):
         other = Links(SECRET, MOST)
-        other.follow({"r1": links._tasks and replica._server.sockets[0].getsockname()[:2]})
+        other.follow({"r1": replica._server.sockets[0].getsockname()[:2]})
         await until("linked", lambda: other.get("r1") is not None)
         mine = asyncio.create_task(words(linked(links), "wait mine"))
         theirs = [asyncio.create_task(words(linked(other), "wait")) for _ in range(4)]
