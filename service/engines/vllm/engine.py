@@ -25,7 +25,6 @@ from service.engines.vllm import canary, launch, progress, versions, warmup
 from service.engines.vllm.attention import choose_attention, exactness
 from service.engines.vllm.books import Books
 from service.engines.vllm.layer import Layer
-from service.engines.vllm.meter import Meter
 from service.engines.vllm.options import VllmOptions
 from service.errors import BadRequest, EngineFailed, UserError
 from service.gguf.header import GgufHeader, read_header
@@ -208,27 +207,14 @@ class VllmEngine:
         body: dict[str, Any] = orjson.loads(request.body)
         for ours in ("service_tier", "metadata", "store", "n"):
             body.pop(ours, None)
-        body |= {
-            "model": self._served,
-            "request_id": request.id,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        meter = Meter()
+        body |= {"model": self._served, "request_id": request.id, "stream": True}
         self._enter()
         answers = layer.answer(request.endpoint, body)
         try:
-            async for data in answers:
-                if b'"error"' in data[:16]:
-                    from service.engines.vllm.layer import error_of
-
-                    raise error_of(orjson.loads(data)["error"])
-                delta = meter.read(data)
+            async for delta in answers:
                 self._output += delta.output_tokens
                 self._prompt += delta.prompt_tokens
                 yield delta
-            if not meter.finished:
-                raise EngineFailed("vLLM ended the answer without a finish reason")
         finally:
             await answers.aclose()  # type: ignore[attr-defined]
             self._leave()

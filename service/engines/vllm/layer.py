@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from service.engines.vllm.answer import chat_deltas, completion_deltas
 from service.engines.vllm.books import Books, stat_logger
 from service.errors import BadRequest, ContextOverflow, EngineFailed, ModelNotFound, ServiceError
-from service.types import Endpoint
+from service.types import Delta, Endpoint
 
 
 class Layer:
@@ -55,6 +56,9 @@ class Layer:
 
         state = State()
         await init_app_state(self._engine, state, self._args, await self._engine.get_supported_tasks())
+        chat, completion = state.openai_serving_chat, state.openai_serving_completion
+        chat.chat_completion_stream_generator = chat_deltas(chat)
+        completion.completion_stream_generator = completion_deltas(completion)
         self._state = state
 
     @property
@@ -85,19 +89,15 @@ class Layer:
         config = self._engine.vllm_config.attention_config
         return str(getattr(config, "backend", None) or "")
 
-    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """One OpenAI JSON object for each chunk of a stream. Closing the iterator aborts the request in the engine.
-        Raises ServiceError."""
+    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[Delta]:
+        """An answer's pieces. Closing the iterator aborts the request in the engine. Raises ServiceError."""
         identity = body["request_id"]
         result = await self._start(endpoint, body)
         finished = False
         try:
-            async for event in result:
-                data = event.removeprefix("data: ").strip()
-                if data == "[DONE]":
-                    finished = True
-                elif data:
-                    yield data.encode()
+            async for delta in result:
+                finished = finished or delta.finish is not None
+                yield delta
         except Exception as fault:
             raise translate(fault) from fault
         finally:
@@ -107,6 +107,8 @@ class Layer:
                     await asyncio.shield(self._abort(identity))
                 with contextlib.suppress(RuntimeError):
                     await result.aclose()
+        if not finished:
+            raise EngineFailed("vLLM ended the answer without a finish reason")
 
     async def _start(self, endpoint: Endpoint, body: dict[str, Any]) -> Any:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

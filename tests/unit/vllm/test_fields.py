@@ -25,9 +25,9 @@ class Listener:
 
     body: dict[str, Any]
 
-    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def answer(self, endpoint: Endpoint, body: dict[str, Any]) -> AsyncIterator[Delta]:
         self.body = body
-        yield b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'
+        yield Delta(finish="stop")
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,17 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import pytest
 from pydantic import ValidationError
 
 from service.engines.vllm import versions
 from service.engines.vllm.attention import choose_attention, exactness
 from service.engines.vllm.launch import Model, arguments, bind, variables
-from service.engines.vllm.meter import Meter
 from service.engines.vllm.options import VllmOptions
 from service.engines.vllm.versions import check_versions
 from service.errors import UserError
 from service.gguf.header import GgufHeader, read_header
 from service.gguf.materialise import materialise
-from service.types import Delta
 from tests.models import demo
 
 pytest.importorskip("xllamacpp")
@@ -72,30 +69,6 @@ def test_attention(mixed: GgufHeader) -> None:
     assert choose_attention(read_header(demo()), "sparse", 64, on_cpu=True) == "dense"
     assert exactness(mixed, "dense", 2048) is None
     assert "exact up to 2048 tokens" in (exactness(mixed, "dense", 4096) or "")
-
-
-def chunk(tokens: int, prompt: int = 4, finish: str | None = None, **details: dict[str, int]) -> bytes:
-    usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens, **details}
-    choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": finish}
-    return orjson.dumps({"choices": [choice], "usage": usage})
-
-
-def test_counts_are_differences() -> None:
-    meter = Meter()
-    deltas = [meter.read(chunk(tokens)) for tokens in (0, 3, 3)]
-    assert not meter.finished
-    deltas.append(meter.read(chunk(4, finish="stop", completion_tokens_details={"reasoning_tokens": 2})))
-    details = {"prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 3}}
-    usage = {"prompt_tokens": 4, "completion_tokens": 5, **details}
-    deltas.append(meter.read(orjson.dumps({"choices": [], "usage": usage})))
-    assert deltas == [
-        Delta("x", prompt_tokens=4),
-        Delta("x", output_tokens=3),
-        Delta("x"),
-        Delta("x", finish="stop", output_tokens=1, reasoning_tokens=2),
-        Delta(output_tokens=1, cached_tokens=2, reasoning_tokens=1),
-    ]
-    assert meter.finished
 
 
 def test_arguments() -> None:
