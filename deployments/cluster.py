@@ -6,29 +6,23 @@ So this module alone sets it, before the first `import ray`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
 import os
 import secrets
-import shutil
-import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from deployments.loopback import LOOPBACK, keep_node_address
+from deployments.vigil import Vigil
+from deployments.warden import Warden
 from service.config import Config
-from service.errors import UserError
-
-END_S = 10.0
-"""Longest that a polite end may take before what is left gets SIGKILL."""
+from service.errors import Stopped, UserError
 
 
 def environment(config: Config, token_file: Path | None) -> dict[str, str]:
@@ -55,8 +49,11 @@ def environment(config: Config, token_file: Path | None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cluster(config: Config) -> Iterator[None]:
-    """Ray is up inside the block. Started here, it ends with the block; joined, it stays. Raises UserError."""
+def cluster(config: Config, stop: threading.Event) -> Iterator[Vigil]:
+    """Ray is up inside the block. Started here, it ends with the block; joined, it stays.
+
+    Raises UserError, or Stopped where a Ray that was started here ended of itself; `stop` is set at that moment.
+    """
     if "ray" in sys.modules:
         raise AssertionError("ray was imported before its environment was set")
     if config.ray.address is not None:
@@ -67,12 +64,13 @@ def cluster(config: Config) -> Iterator[None]:
             ray.init(address=config.ray.address, log_to_driver=False, namespace="glm5")
         except (ConnectionError, ray.exceptions.RayError) as fault:
             raise UserError(f"ray.address: no Ray cluster answers at {config.ray.address}: {fault}") from None
-        yield
+        yield Vigil(stop)
         return
     home = Path(tempfile.mkdtemp(prefix="glm5-"))
     token = home / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
+    warden = Warden(home)
     os.environ.update(environment(config, token))
     import ray
 
@@ -80,6 +78,7 @@ def cluster(config: Config) -> Iterator[None]:
     # Ray's own processes take seconds to come up; Serve and our application are read meanwhile.
     threading.Thread(target=importlib.import_module, args=("deployments.app",), daemon=True).start()
     cpus = config.ray.num_cpus or max(4, os.cpu_count() or 1)
+    vigil: Vigil | None = None
     try:
         ray.init(
             address="local",
@@ -93,31 +92,22 @@ def cluster(config: Config) -> Iterator[None]:
             logging_level=logging.ERROR,
             namespace="glm5",
         )
-        yield
+        vigil = Vigil(stop)
+        yield vigil
     finally:
-        _end(ray)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _end(ray: Any) -> None:
-    """Serve, then Ray, then whatever of our children still runs."""
-    children = _descendants()
-    with contextlib.suppress(Exception):
-        ray.shutdown()
-    deadline = time.monotonic() + END_S
-    left = [child for child in {*children, *_descendants()} if child.is_running()]
-    while left and time.monotonic() < deadline:
-        _, left = psutil.wait_procs(left, timeout=0.2)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGTERM if time.monotonic() < deadline - END_S / 2 else signal.SIGKILL)
-
-
-def _descendants() -> list[psutil.Process]:
-    """Everything that descends from this process, however deep."""
-    with contextlib.suppress(psutil.Error):
-        return list(psutil.Process().children(recursive=True))
-    return []
+        lost = vigil.lost if vigil is not None else ""
+        if vigil is not None and not lost:
+            vigil.over()
+        if lost:
+            # Ray's own shutdown, now or when the interpreter ends, would wait for what is gone.
+            atexit.unregister(ray.shutdown)
+        else:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+        warden.end(now=bool(lost))
+        if lost and vigil is not None:
+            vigil.over()
+            raise Stopped(f"{lost}; the service cannot go on without it")
 
 
 def free_port(host: str) -> int:

@@ -25,21 +25,25 @@ Say = Callable[[str, str], None]
 
 
 def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
-    """Blocks until SIGINT, SIGTERM or SIGHUP. Raises UserError where the service cannot start."""
+    """Blocks until SIGINT, SIGTERM or SIGHUP. Raises UserError or Stopped where the service cannot start or go on."""
     port = config.http.port or free_port(config.http.host)
     require_port(config.http.host, port)
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
     stop = threading.Event()
     with _signals(stop):
         say("starting Ray", "")
-        with cluster(config), _signals(stop):  # again: Ray puts handlers of its own, which abort, on SIGTERM
+        with (
+            cluster(config, stop) as vigil,
+            _signals(stop),
+        ):  # again: Ray puts handlers of its own, which abort, on SIGTERM
             if not stop.is_set():
                 start(config, stop, say)
             if not stop.is_set():
                 ready(f"http://{'127.0.0.1' if config.http.host == '0.0.0.0' else config.http.host}:{port}")
             while not stop.wait(1.0):
                 pass
-            drain(config, say)
+            if not vigil.lost:
+                drain(config, say)
             say("stopping", "")
             if config.ray.address is not None:
                 leave()

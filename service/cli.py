@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.errors import UserError
+from service.errors import Stopped, UserError
 from service.terminal import lines
 
 if TYPE_CHECKING:
@@ -159,12 +160,17 @@ for _name, (_target, _help) in AREAS.items():
 
 
 def main() -> None:
-    """Entry point: no traceback for the user's mistakes; 2 for bad input, 1 for a verdict of no, 130 for Ctrl-C."""
+    """Entry point: no traceback for the user's mistakes; 2 for bad input, 1 for a no or an end, 130 for Ctrl-C."""
     try:
         code = app(standalone_mode=False)
     except UserError as fault:
         typer.secho(f"error: {lines(str(fault))}", fg="red", err=True)
         code = 2
+    except Stopped as fault:
+        typer.secho(f"error: {lines(str(fault))}", fg="red", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # the interpreter's own end would wait for, or crash in, threads of a Ray that is gone
     except KeyboardInterrupt:
         code = 130
     except typer.Exit as leave:

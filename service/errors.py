@@ -1,7 +1,7 @@
 """The errors a client can meet. Each knows its HTTP face; they are raised with facts and rendered once, in http/.
 
 `ServiceError` crosses process borders as `to_wire()` / `from_wire()`: a class name and facts, never a pickle.
-`UserError` is for the command line: bad input that one sentence can mend. It has no HTTP face.
+`UserError` and `Stopped` are for the command line: one sentence each. They have no HTTP face.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from typing import Any
 
 class UserError(Exception):
     """Bad input to a command: says what is wrong, where, and what would be right. No traceback, exit 2."""
+
+
+class Stopped(Exception):
+    """The service cannot run, or not any longer, through no fault of the input: says why. No traceback, exit 1."""
 
 
 class ServiceError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -107,3 +108,59 @@ def test_two_pools_of_simulated_engines_start() -> None:
         for tier, pool in (("priority", "latency"), ("flex", "throughput")):
             answer = client.post("/v1/completions", json={**body, "service_tier": tier})
             assert answer.headers["x-glm-pool"] == pool and answer.json()["service_tier"] == tier
+
+
+NO_MODEL = "pools.shared.engine={name: simulated, step_ms: 20}"
+
+
+def family(service: Service) -> tuple[list[psutil.Process], Path]:
+    """Everything that a service started, its warden too; and the folder of its token."""
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    (warden,) = (child for child in children if "deployments.warden" in child.cmdline())
+    return children, Path(warden.cmdline()[-2])
+
+
+def gone(processes: list[psutil.Process]) -> None:
+    """Within the warden's time, all of them."""
+    _, left = psutil.wait_procs(processes, timeout=30)
+    assert not left, left
+
+
+def started(folder: Path) -> Service:
+    port = free_port()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [GLM5, "serve", "--port", str(port), "--set", NO_MODEL], stdout=log, stderr=log, start_new_session=True
+        )
+    return Service(f"http://127.0.0.1:{port}", process, folder / "log")
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+def test_a_lost_ray_ends_the_service_in_a_sentence(tmp_path: Path, victim: str) -> None:
+    service = started(tmp_path)
+    try:
+        service.wait_ready(120)
+        children, home = family(service)
+        (process,) = (child for child in children if child.name() == victim)
+        process.kill()
+        assert service.process.wait(60) == 1
+        last = service.log.read_text().rstrip().splitlines()[-1]
+        assert last == f"error: Ray's {victim} (process {process.pid}) ended; the service cannot go on without it"
+        gone(children)
+        assert not home.exists()
+    finally:
+        service.process.kill()
+        service.process.wait()
+
+
+def test_a_killed_service_leaves_nothing_behind(tmp_path: Path) -> None:
+    service = started(tmp_path)
+    try:
+        service.wait_ready(120)
+        children, home = family(service)
+        assert (home / "token").exists()
+    finally:
+        os.killpg(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+    gone(children)
+    assert not home.exists()

@@ -92,8 +92,8 @@ class Layers:
         layer.__dict__.update(
             parser_cls=parsers if self.reasoning else None, model_config=config, enable_force_include_usage=False,
             _include_reasoning_tokens_details=self.reasoning, enable_prompt_tokens_details=True, request_logger=None,
-            enable_log_outputs=False, system_fingerprint=None, enable_per_request_metrics=False, response_role="assistant",
-            return_tokens_as_token_ids=False,
+            enable_log_outputs=False, system_fingerprint=None, enable_per_request_metrics=False,
+            response_role="assistant", return_tokens_as_token_ids=False,
         )  # fmt: skip
         return layer
 
