@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 
 from deployments.board import INTERVAL_S, Board, here
+from deployments.last_words import last_words, still_lives
 from deployments.ray_metrics import RaySink
 from service.admission.gate import Gate
 from service.admission.keys import KeyRing
@@ -17,6 +18,7 @@ from service.config import Config
 from service.engines import registry
 from service.errors import BadRequest, NotReady
 from service.fleet.dispatch import Dispatch
+from service.fleet.loads import Loads
 from service.fleet.post import Demand, Post
 from service.fleet.view import Shares, View
 from service.http.backend import PoolReadiness, Readiness, RequestContext, Served
@@ -50,7 +52,7 @@ class FleetBackend:
             name: Gate(capacity=0, reserved=pool.reserved_slots, bound=config.admission.queue_requests)
             for name, pool in config.pools.items()
         }
-        self._view, self._shares = View(), Shares(id)
+        self._view, self._shares, self._loads = View(), Shares(id), Loads()
         self._dispatch = Dispatch(id, links, config.routing.retries)
         self._missed: dict[PoolName, deque[float]] = {name: deque(maxlen=1000) for name in config.pools}
         self._start_s: dict[PoolName, float] = {}
@@ -77,6 +79,7 @@ class FleetBackend:
                 self._board.pin(self._id, None, fresh)
             posts = await self._board.posts()
             if posts is not None:
+                self._loads.observe(posts, still_lives, last_words)
                 self._update(self._view.updated(posts, self._links.linked, time.monotonic()))
             await asyncio.sleep(READ_S)
 
@@ -137,6 +140,9 @@ class FleetBackend:
             phase, detail = (
                 (shown.phase, shown.failure or shown.detail) if shown else ("starting", "waiting for a replica")
             )
+            reason = self._loads.reason.get(name)
+            if reason and not ready:
+                detail = f"{detail}; try {self._loads.deaths[name]} failed: {reason}".lstrip("; ")
             pools[name] = PoolReadiness(
                 ready_replicas=serving,
                 target_replicas=max(settings.min_replicas, len(replicas)),

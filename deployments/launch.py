@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.cluster import cluster, free_port, require_port
 from service.config import Config
-from service.errors import UserError
+from service.errors import Stopped, UserError
+from service.fleet.loads import Loads
 
 if TYPE_CHECKING:
     from deployments.board import Board
 
 POLL_S = 0.25
 STATUS_S = 2.0
+TRIES = 3
+"""Loads of a pool that may die, one after the other, before the start is given up."""
 
 Say = Callable[[str, str], None]
 """(phase, detail) of the start; called at every poll."""
@@ -100,11 +103,13 @@ def _running(board: Board) -> int:
 
 
 def start(config: Config, stop: threading.Event, say: Say) -> None:
-    """Deploy and wait until every pool has its replicas. Raises UserError with the reason where one cannot load."""
+    """Deploy and wait until every pool has its replicas. Raises UserError or Stopped with the reason where one cannot
+    load."""
     from ray import serve as ray_serve
 
     from deployments.app import NAME, deploy
     from deployments.board import Board
+    from deployments.last_words import last_words, still_lives
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     say("starting Ray Serve", "controller")
@@ -113,10 +118,14 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
         logging_config={"enable_access_log": False, "log_level": "WARNING"},
     )
     deploy(config)
-    board = Board()
+    board, loads = Board(), Loads()
     looked = 0.0
     while not stop.wait(POLL_S):
         posts = board.posts_now() or []
+        loads.observe(posts, still_lives, last_words)
+        for pool, deaths in loads.deaths.items():
+            if deaths >= TRIES:
+                raise Stopped(f"the {pool} pool cannot load its model, {deaths} tries: {loads.reason[pool]}")
         replicas = [post for post in posts if post.role == "replica"]
         for post in replicas:
             if post.failure:
@@ -141,4 +150,5 @@ def start(config: Config, stop: threading.Event, say: Say) -> None:
                 return
             if state is not None and state.status == "DEPLOY_FAILED":
                 reasons = [f"{n}: {d.message}" for n, d in state.deployments.items() if d.status != "HEALTHY"]
-                raise UserError("the service did not start: " + (" ".join(reasons) or state.message)[:2000])
+                reasons = [f"{pool}: {reason}" for pool, reason in loads.reason.items()] or reasons
+                raise Stopped("the service did not start: " + (" ".join(reasons) or state.message)[:2000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -126,11 +127,11 @@ def gone(processes: list[psutil.Process]) -> None:
     assert not left, left
 
 
-def started(folder: Path) -> Service:
+def started(folder: Path, setting: str = NO_MODEL) -> Service:
     port = free_port()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [GLM5, "serve", "--port", str(port), "--set", NO_MODEL], stdout=log, stderr=log, start_new_session=True
+            [GLM5, "serve", "--port", str(port), "--set", setting], stdout=log, stderr=log, start_new_session=True
         )
     return Service(f"http://127.0.0.1:{port}", process, folder / "log")
 
@@ -164,3 +165,32 @@ def test_a_killed_service_leaves_nothing_behind(tmp_path: Path) -> None:
         service.process.wait()
     gone(children)
     assert not home.exists()
+
+
+def test_a_load_that_dies_three_times_ends_the_start(tmp_path: Path) -> None:
+    """/ready says what became of the try before, and the last line says it too."""
+    service = started(tmp_path, "pools.shared.engine={name: simulated, load_s: 300}")
+    pool: dict[str, str] = {}
+    killed: set[int] = set()
+    try:
+        deadline = time.monotonic() + 100
+        with service.client as client:
+            while service.process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(httpx.HTTPError):
+                    pool = client.get("/ready", timeout=5.0).json()["pools"]["shared"]
+                for replica in service.processes("ServeReplica:glm5:shared"):
+                    if replica.pid not in killed and pool.get("eta_s"):
+                        if len(killed) == 1:
+                            assert "try 1 failed: its process died in the phase" in pool["detail"], pool
+                        time.sleep(1.0)  # until the launcher has read that it loads
+                        replica.kill()
+                        killed.add(replica.pid)
+                        pool = {}
+                time.sleep(0.2)
+        assert service.process.wait(60) == 1 and len(killed) == 3
+        assert (
+            "the shared pool cannot load its model, 3 tries: its process died in the phase" in service.log.read_text()
+        )
+    finally:
+        service.process.kill()
+        service.process.wait()
