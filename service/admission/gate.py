@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from service.admission.queue import SlotQueue, Ticket
-from service.admission.rate import ServiceRate
+from service.admission.rate import Held, ServiceRate
 from service.errors import DeadlineExceeded, NotReady, Overloaded
 from service.types import Tier
 
@@ -23,6 +23,8 @@ class Gate:
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._since: dict[str, float] = {}
         """When each running request got its slot."""
+        self._asked: dict[str, int] = {}
+        """Longest answer of each request that runs or waits, tokens."""
         self._clock = clock
         self._dismissed = False
         self.rate = ServiceRate()
@@ -48,7 +50,8 @@ class Gate:
             return 0.0
         ahead = self._queue.waiting_ahead(tier)
         # Where a reserved slot is free but not for this tier, the others must end first.
-        return max(0.001, self.rate.wait_s(ahead, self._queue.open_to(tier), self._ages(tier)))
+        slots, tokens = self._queue.open_to(tier), self._queue.tokens_ahead(tier)
+        return max(0.001, self.rate.wait_s(ahead, slots, self._held(tier), tokens))
 
     def oldest_wait_s(self, tier: Tier) -> float:
         """How long the longest waiting request of `tier` has waited, seconds."""
@@ -69,21 +72,26 @@ class Gate:
         answer = self._queue.offer(ticket)
         if answer == "full":
             ahead, slots = self._queue.waiting_ahead(tier), self._queue.open_to(tier)
-            after = self.rate.retry_after_s(ahead, slots, self._ages(tier))
+            after = self.rate.retry_after_s(ahead, slots, self._held(tier), self._queue.tokens_ahead(tier))
             raise Overloaded(
                 f"all {slots} slots open to {tier} requests are busy and {self._queue.waiting} requests wait; "
                 f"try again in {after:.0f} s",
                 retry_after_s=after,
             )
-        if answer == "waiting":
-            await self._wait(ticket, timeout_s)
+        self._asked[id] = tokens
+        try:
+            if answer == "waiting":
+                await self._wait(ticket, timeout_s)
+        except BaseException:
+            del self._asked[id]
+            raise
         started = self._since[id] = self._clock()
         try:
             yield started - arrived
         finally:
             now = self._clock()
-            del self._since[id]
-            self.rate.finished(now - started, now)
+            del self._since[id], self._asked[id]
+            self.rate.finished(now - started, now, tokens)
             self._admit(self._queue.release(id))
 
     async def _wait(self, ticket: Ticket, timeout_s: float) -> None:
@@ -114,12 +122,12 @@ class Gate:
             else:
                 waiter.set_result(None)
 
-    def _ages(self, tier: Tier) -> list[float]:
-        """For how long each request has held its slot whose end makes room for `tier`."""
+    def _held(self, tier: Tier) -> list[Held]:
+        """Requests whose end makes room for `tier`."""
         now = self._clock()
         # One that was let in within this turn of the loop has its slot, though its task has not yet said so.
-        ages = {id: now - self._since.get(id, now) for id in self._queue.running_ids}
-        return self._queue.ends_awaited(tier, ages)
+        held = {id: Held(now - self._since.get(id, now), self._asked.get(id, 0)) for id in self._queue.running_ids}
+        return self._queue.ends_awaited(tier, held)
 
 
 def _ending() -> NotReady:

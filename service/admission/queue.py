@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from service.admission.rate import Held
 from service.types import TIERS, Tier
 
 Answer = Literal["in", "waiting", "full"]
@@ -43,6 +44,8 @@ class SlotQueue:
         self._heap: list[tuple[int, float, int, Ticket]] = []
         self._present: dict[str, Ticket] = {}
         self._count: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self._tokens: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        """What those that wait ask for, by tier."""
         self._arrivals = 0
 
     @property
@@ -78,17 +81,23 @@ class SlotQueue:
         """Slots that `tier` may take when nobody else runs. One is open to everybody, however small the share is."""
         return self._capacity if tier == "priority" else min(self._capacity, max(1, self._capacity - self._reserved))
 
-    def ends_awaited(self, tier: Tier, ages: Mapping[str, float]) -> list[float]:
-        """Of `ages` (of running requests, by id) those whose ends make room among the slots open to `tier`.
+    def tokens_ahead(self, tier: Tier) -> float:
+        """What those that `waiting_ahead` counts ask for on average; 0 where there are none."""
+        ranks = TIERS[: RANK[tier] + 1]
+        return sum(self._tokens[other] for other in ranks) / max(1, self.waiting_ahead(tier))
+
+    def ends_awaited(self, tier: Tier, running: Mapping[str, Held]) -> list[Held]:
+        """Of `running` (by id) those whose ends make room among the slots open to `tier`.
 
         Priority requests within the reserve are no part of it: their slots do not come free for others. Of those beyond
         it, the oldest are expected to leave first.
         """
         if tier == "priority":
-            return list(ages.values())
-        priority = sorted((age for id, age in ages.items() if self._running.get(id) == "priority"), reverse=True)
+            return list(running.values())
+        mine = [one for id, one in running.items() if self._running.get(id) == "priority"]
+        priority = sorted(mine, key=lambda one: one.age_s, reverse=True)
         reserve = self._capacity - self.open_to(tier)
-        ordinary = [age for id, age in ages.items() if self._running.get(id) != "priority"]
+        ordinary = [one for id, one in running.items() if self._running.get(id) != "priority"]
         return ordinary + priority[: max(0, len(priority) - reserve)]
 
     def fits(self, tier: Tier) -> bool:
@@ -106,6 +115,7 @@ class SlotQueue:
         self._arrivals += 1
         self._present[ticket.id] = ticket
         self._count[ticket.tier] += 1
+        self._tokens[ticket.tier] += ticket.tokens
         heapq.heappush(self._heap, (RANK[ticket.tier], ticket.deadline, self._arrivals, ticket))
         return "waiting"
 
@@ -144,6 +154,7 @@ class SlotQueue:
         ticket = self._present.pop(id, None)
         if ticket is not None:
             self._count[ticket.tier] -= 1
+            self._tokens[ticket.tier] -= ticket.tokens
 
     def _fill(self) -> list[Ticket]:
         entered: list[Ticket] = []

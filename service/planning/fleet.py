@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.admission.queue import SlotQueue, Ticket
-from service.admission.rate import ServiceRate
+from service.admission.rate import Held, ServiceRate
 from service.errors import ServiceError
 from service.planning.replica import Replica, StepTimes
 from service.planning.workload import Arrival
@@ -123,8 +123,9 @@ class Pool:
             return 0.0
         at, wait = self._promised.get(tier, (-1.0, 0.0))
         if at < 0 or now - at > PROMISE_S:
-            ages = self.queue.ends_awaited(tier, {str(id): now - since for id, since in self.since.items()})
-            wait = self.rate.wait_s(self.queue.waiting_ahead(tier), self.queue.open_to(tier), ages)
+            held = {str(id): Held(now - since) for id, since in self.since.items()}
+            awaited = self.queue.ends_awaited(tier, held)
+            wait = self.rate.wait_s(self.queue.waiting_ahead(tier), self.queue.open_to(tier), awaited)
             self._promised[tier] = (now, wait)
         return max(LEAST_WAIT_S, wait)
 
