@@ -93,9 +93,9 @@ class Stream:
             self.made += count
             left -= count
         self.truth.output_tokens += step
-        self._send(b"".join(events))
-        if self.script.log_writes:
+        if self.script.log_writes:  # the clock before the write: no client can have these bytes earlier
             self.entry["writes"].append((perf_counter(), step))
+        self._send(b"".join(events))
         if self.made >= self.stop_at:
             self._finish()
         else:

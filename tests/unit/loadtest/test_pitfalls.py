@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from loadtest.plan import Level
 from tests.fake_openai import FakeServer, Fault, Script
-from tests.unit.loadtest.rig import close, quiet_machine, run
+from tests.unit.loadtest.rig import run
 
 
 def test_peak_is_never_below_the_mean(fake: FakeServer) -> None:
@@ -21,13 +22,11 @@ def test_peak_is_never_below_the_mean(fake: FakeServer) -> None:
 
 
 def test_first_token_stays_out_of_tpot(fake: FakeServer) -> None:
-    with quiet_machine(fake):
-        ran = run(fake, Script(ttft_s=0.5, itl_s=0.02), Level(0, 2, requests=4, timeout_s=30), output_tokens=16)
-        m = ran.measured
-        assert m.tpot and m.e2el
-        naive = m.e2el.mean / 16
-        assert naive > 0.045
-        assert close(m.tpot.mean, 0.02)
+    ran = run(fake, Script(ttft_s=0.5, itl_s=0.02), Level(0, 2, requests=4, timeout_s=30), output_tokens=16)
+    m = ran.measured
+    assert m.tpot and m.e2el and m.ttft
+    assert m.ttft.min > 0.49  # the wait that must not be in it
+    assert m.tpot.mean == pytest.approx((m.e2el.mean - m.ttft.mean) / 15)
 
 
 def test_errors_are_not_fast_requests(fake: FakeServer) -> None:
@@ -39,9 +38,9 @@ def test_errors_are_not_fast_requests(fake: FakeServer) -> None:
     assert m.errors == {"http_500": sum(entry["fault"] == "http_500" for entry in ran.log)}
     assert m.failed == 12
     assert m.ok == 12
-    everyone = np.median([record.end - record.sent for record in ran.outcome.records])
     assert m.e2el and m.ttft and m.goodput and m.request_s and ran.window
-    assert everyone < 0.9 * m.e2el.p50
+    assert m.e2el.n == 12
+    assert m.e2el.min >= 0.34  # the script's least for a whole answer; a refusal comes at once
     assert m.ttft.n == 12
     assert m.ttft.min >= 0.19
     assert m.goodput.share == 0.5
@@ -56,10 +55,7 @@ def test_client_limited_run_is_marked_invalid(fake: FakeServer) -> None:
     assert not ran.summary.valid
     # By its CPU share; or, where other work on the machine keeps it from the CPU, by its lateness.
     assert any(reason.startswith(("client saturated", "client late")) for reason in ran.summary.reasons), ran.summary
-    # The same answers at a pace that a server would keep are valid.
-    with quiet_machine(fake):
-        calm = run(fake, Script(itl_s=0.005), Level(0, 16, requests=32, timeout_s=60), output_tokens=64)
-        assert calm.summary.valid, calm.summary.reasons
+    # What is valid is shown on given loads (test_metrics.py) and, at a server's pace, by benchmarks/load_truth.py.
 
 
 def test_chunk_is_not_a_token(fake: FakeServer) -> None:
@@ -74,11 +70,10 @@ def test_chunk_is_not_a_token(fake: FakeServer) -> None:
     tokens = sum(record.output_tokens for record in ran.outcome.records)
     assert chunks * 4 == tokens == sum(entry["tokens"] for entry in ran.log)
     assert ran.window and m.itl and m.icl
-    written = [(t, n) for entry in ran.log for t, n in entry["writes"]]
-    inside = sum(n for t, n in written if ran.window.start <= t <= ran.window.end)
-    assert close(m.output_tok_s, inside / ran.window.seconds)
-    assert close(m.icl.mean, 4 * m.itl.mean)
-    with quiet_machine(fake):
-        assert close(m.icl.p50, 0.04, 0.05)
+    arrived = [t for record in ran.outcome.records if not record.warmup for t in record.times]
+    inside = 4 * sum(ran.window.start <= t <= ran.window.end for t in arrived)
+    assert m.output_tok_s == pytest.approx(inside / ran.window.seconds)
+    assert m.icl.mean == pytest.approx(4 * m.itl.mean)
+    assert m.itl.n == 4 * m.icl.n
     assert ran.summary.crosscheck is not None
     assert ran.summary.crosscheck.status == "agree"
