@@ -134,9 +134,7 @@ class FleetBackend:
         pools: dict[PoolName, PoolReadiness] = {}
         for name, settings in self._config.pools.items():
             replicas, ready = self._view.replicas(name), self._view.ready(name)
-            serving = self._serving(name)
-            loading = max((p for p in replicas if not p.ready), key=lambda p: p.fraction or 0.0, default=None)
-            shown = ready[0] if ready else loading
+            serving, shown = self._serving(name), self._shown(name)
             phase, detail = (
                 (shown.phase, shown.failure or shown.detail) if shown else ("starting", "waiting for a replica")
             )
@@ -152,6 +150,12 @@ class FleetBackend:
                 eta_s=0.0 if serving else self._eta_s(name, shown),
             )
         return Readiness(any(pool.ready_replicas for pool in pools.values()), pools)
+
+    def _shown(self, pool: PoolName) -> Post | None:
+        """The replica that speaks for a pool: one that is ready, else the one that has loaded most."""
+        replicas = self._view.replicas(pool)
+        ready = next((post for post in replicas if post.ready), None)
+        return ready or max(replicas, key=lambda post: post.fraction or 0.0, default=None)
 
     def _eta_s(self, pool: PoolName, shown: Post | None) -> float | None:
         """Seconds until a pool without a ready replica can serve: what the one that loads says, else what one took."""
@@ -193,15 +197,14 @@ class FleetBackend:
                             yield delta
 
     def _choose(self, wish: Wish) -> Choice:
-        pools = self.readiness().pools
-        views = {
-            name: PoolView(
-                ready=pools[name].ready_replicas > 0,
+        views = {}
+        for name, gate in self._gates.items():
+            ready = self._serving(name) > 0
+            views[name] = PoolView(
+                ready=ready,
                 wait_s={tier: gate.expected_wait_s(tier) for tier in TIERS},
-                eta_s=pools[name].eta_s,
+                eta_s=0.0 if ready else self._eta_s(name, self._shown(name)),
             )
-            for name, gate in self._gates.items()
-        }
         try:
             choice = pick(wish, views, self._spill)
         except NotReady:

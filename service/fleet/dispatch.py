@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, ReplicaLost
-from service.fleet.retry import CONDEMNED_S, Condemned, Tries, fingerprint, kills_replica
+from service.fleet.retry import CONDEMNED_S, Condemned, Suspected, Tries, fingerprint, kills_replica
 from service.fleet.view import View
 from service.link.ingress import Link, Links
 from service.routing.place import Candidate, place
@@ -33,7 +33,7 @@ class Dispatch:
         """What each replica runs for other ingresses, as of its last post."""
         self._suspects: dict[str, set[str]] = {}
         """Requests at each replica that were in hand at a death."""
-        self.condemned = Condemned()
+        self.condemned, self._suspected = Condemned(), Suspected()
 
     def follow(self, view: View) -> None:
         """The fleet is this now."""
@@ -60,7 +60,8 @@ class Dispatch:
 
         `deadline`: on the clock. Raises ServiceError.
         """
-        tries, failed, alone = Tries(), set[str](), False
+        deaths = self._suspected.deaths(request.endpoint, request.body, self._clock())
+        tries, failed, alone = Tries(deaths), set[str](), False
         moves = 0
         while True:
             link = await self._place(pool, deadline, failed, alone)
@@ -76,6 +77,8 @@ class Dispatch:
                 return
             except ReplicaLost as lost:
                 if begun and not whole:
+                    if lost.in_hand:
+                        self._cut(request, tries, link.replica)
                     raise EngineFailed("the replica was lost while it answered; the answer is incomplete") from lost
                 if lost.in_hand:
                     alone = self._died(request, tries, link.replica)
@@ -104,6 +107,15 @@ class Dispatch:
             log.error("request %s is refused from now on: %d replicas died with it in hand", request.id, tries.deaths)
             raise kills_replica(CONDEMNED_S)
         return verdict == "alone"
+
+    def _cut(self, request: EngineRequest, tries: Tries, replica: str) -> None:
+        """A replica died after the first word of this stream: the next one like it is a suspect, or is refused."""
+        print, now = fingerprint(request.endpoint, request.body), self._clock()
+        if tries.suspect and len(self._suspects.get(replica, ())) <= 1:
+            self.condemned.add(print, now)
+            log.error("request %s is refused from now on: replicas died with it in hand", request.id)
+        else:
+            self._suspected.add(print, replica, now)
 
     async def call(self, pool: PoolName, method: str, body: bytes, timeout_s: float) -> bytes:
         """A call other than a generation, of any replica. Raises ServiceError."""

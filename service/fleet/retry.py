@@ -74,6 +74,33 @@ class Condemned:
                 raise kills_replica(until - now)
 
 
+class Suspected:
+    """Fingerprints of streams whose replica died after their first word, when they could not be asked again.
+
+    Several alike that one replica took with it are a load or a probe, not a reason: they are not held to it.
+    """
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[bytes, tuple[float, str, bool]] = OrderedDict()
+        """Until when, which replica took it, whether it counts."""
+
+    def add(self, print: bytes, replica: str, now: float) -> None:
+        before = self._last.pop(print, None)
+        alike = before is not None and before[1] == replica
+        self._last[print] = (now + CONDEMNED_S, replica, not alike)
+        while len(self._last) > MOST_CONDEMNED:
+            self._last.popitem(last=False)
+
+    def deaths(self, endpoint: str, body: bytes, now: float) -> int:
+        """0 or 1. Costs nothing while nothing is suspected."""
+        while self._last and next(iter(self._last.values()))[0] <= now:
+            self._last.popitem(last=False)
+        if not self._last:
+            return 0
+        _, _, counts = self._last.get(fingerprint(endpoint, body), (0.0, "", False))
+        return int(counts)
+
+
 def kills_replica(after_s: float) -> KillsReplica:
     return KillsReplica(
         "replicas died while they held this request; it is refused for a while, so that it takes no more of them down",

@@ -198,3 +198,21 @@ async def test_small_calls() -> None:
         assert await dispatch.call("shared", "echo", b"abc", 5.0) == b"abc"
         with pytest.raises(BadRequest, match="knows no call"):
             await dispatch.call("shared", "nothing", b"", 5.0)
+
+
+async def test_a_stream_that_kills_after_its_first_word_is_refused_after_the_second_death() -> None:
+    async with fleet(*(Replica(id, "die after") for id in "abc")) as dispatch:
+        for _ in range(2):
+            dispatch.condemned.check("chat", b"worse", time.monotonic())
+            with pytest.raises(EngineFailed, match="incomplete"):
+                await ask(dispatch, whole=False, body=b"worse")
+        with pytest.raises(KillsReplica):
+            dispatch.condemned.check("chat", b"worse", time.monotonic())
+        dispatch.condemned.check("chat", b"another", time.monotonic())
+
+
+async def test_alike_streams_that_one_replica_took_with_it_are_no_suspects() -> None:
+    async with fleet(Replica("a", "die after")) as dispatch:
+        cut = await asyncio.gather(*(ask(dispatch, whole=False) for _ in range(4)), return_exceptions=True)
+        assert all(isinstance(fault, EngineFailed) for fault in cut)
+        assert dispatch._suspected.deaths("chat", b"{}", time.monotonic()) == 0
