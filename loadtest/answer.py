@@ -12,6 +12,8 @@ from loadtest.records import Record
 from loadtest.sse import Event
 
 _DETAIL_CHARS = 200
+_FAILED = ("error", "abort")  # finish reasons that say the server gave the request up (vLLM, SGLang)
+_MALFORMED = "malformed"
 
 
 class Answer:
@@ -43,9 +45,17 @@ class Answer:
             return self.fail("truncated_json", data[:_DETAIL_CHARS].decode(errors="replace"))
         if name == b"error" or not isinstance(chunk, dict) or chunk.get("error"):
             return self.fail("error_event", data[:_DETAIL_CHARS].decode(errors="replace"))
+        try:
+            self._chunk(now, chunk)
+        except (AttributeError, TypeError):  # a field of another type than the protocol's
+            self.fail(_MALFORMED, data[:_DETAIL_CHARS].decode(errors="replace"))
+        return None
+
+    def _chunk(self, now: float, chunk: dict[str, Any]) -> None:
+        """Raises AttributeError or TypeError for a field of a wrong type."""
         usage = chunk.get("usage")
         if usage:
-            self.usage = usage
+            self.usage = _checked(usage)
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta")
             if delta is None:
@@ -55,8 +65,13 @@ class Answer:
                 thought = len(delta.get("reasoning_content") or delta.get("reasoning") or "")
                 if delta.get("tool_calls"):
                     size += 1
-            if choice.get("finish_reason"):
-                self.record.finish = choice["finish_reason"]
+            finish = choice.get("finish_reason")
+            if finish:
+                if not isinstance(finish, str):
+                    raise TypeError("finish_reason")
+                self.record.finish = finish
+                if finish in _FAILED:
+                    self.fail("failed_finish", finish)
             if size or thought:
                 if size and not self.record.first_answer:
                     self.record.first_answer = now
@@ -64,7 +79,6 @@ class Answer:
                 self._sizes.append(size + thought)
                 if usage and usage.get("completion_tokens"):
                     self._counts.append(usage["completion_tokens"])
-        return None
 
     def settle(self, end: float) -> Record:
         """The body has ended (or will not go on). Sets token counts and the last kinds of fault."""
@@ -86,6 +100,16 @@ class Answer:
             record.output_tokens = len(record.times)
         record.tokens = spread(record.output_tokens, self._sizes, self._counts)
         return record
+
+
+def _checked(usage: Any) -> dict[str, Any]:
+    """`usage` whose counts are counts. Raises AttributeError or TypeError."""
+    details = usage.get("prompt_tokens_details") or {}
+    for count in (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens")):
+        if count is not None and (type(count) is not int or count < 0):
+            raise TypeError("usage")
+    checked: dict[str, Any] = usage
+    return checked
 
 
 def spread(total: int, sizes: list[int], counts: list[int]) -> array[float]:

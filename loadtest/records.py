@@ -20,6 +20,8 @@ ERRORS = (
     "http",  # a status other than 200; `status` says which
     "error_event",  # an error object inside a 200 stream
     "truncated_json",  # a data line that is no JSON
+    "malformed",  # JSON with a field of another type than the protocol's
+    "failed_finish",  # finish_reason error or abort: the server gave the request up
     "not_a_stream",  # 200 but no event stream
     "disconnect",  # the socket closed inside the body
     "missing_done",  # the body ended well, without [DONE]
