@@ -64,21 +64,34 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
             if response.status_code != 200:
                 response.read()
                 raise UserError(_message(response))
-            for line in response.iter_lines():
-                if line == "data: [DONE]":
+            for line in _lines(response):
+                if line == b"data: [DONE]":
                     return
-                if not line.startswith("data: "):
+                if not line.startswith(b"data: "):
                     continue
-                event = orjson.loads(line[6:])
-                if "error" in event:
+                try:
+                    event = orjson.loads(line[6:])
+                except orjson.JSONDecodeError:
+                    shown = line[:200].decode(errors="replace")
+                    raise UserError(f"the answer broke off: the service sent what is no JSON: {shown}") from None
+                if event.get("error"):
                     raise UserError(f"the answer broke off: {event['error']['message']}")
-                for choice in event.get("choices", ()):
+                for choice in event.get("choices") or ():
                     delta = choice.get("delta") or {}
                     yield delta.get("reasoning_content") or ""
                     yield delta.get("content") or ""
     except httpx.HTTPError as fault:
         raise UserError(f"the service at {client.base_url} did not answer: {fault}") from None
     raise UserError("the answer broke off: the stream ended without [DONE]")
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """Lines of an event stream. httpx's own also end at U+2028, U+2029 and U+0085, which JSON may hold."""
+    rest = b""
+    for piece in response.iter_bytes():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r")
 
 
 def _served(client: httpx.Client) -> str:

@@ -106,7 +106,11 @@ class Hostile(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        events = [json.dumps({"choices": [{"delta": {"content": piece}}]}) for piece in ("a\tb\n", *EVIL)]
+        events = [
+            json.dumps({"choices": [{"delta": {"content": piece}}]}, ensure_ascii=False)  # as orjson writes it
+            for piece in ("a\tb\n", *EVIL, "one\u2028two\u2029three\x85four")
+        ]
+        events.insert(1, json.dumps({"choices": None, "error": None}))
         self._send("".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]))
 
     def _send(self, body: str) -> None:
@@ -135,6 +139,7 @@ def test_a_models_answer_is_shown_harmlessly(
     chat.run(hostile, None, None, None, 8, 0.0)
     out = capsys.readouterr().out
     assert "a\tb\n" in out and "owned" in out and not steers(out)
+    assert "one\\u2028two\\u2029three\\x85four" in out
 
 
 def test_progress_and_labels_are_shown_harmlessly() -> None:
