@@ -124,8 +124,8 @@ def differences(wanted: Any, there: Any, path: str = "") -> Iterator[str]:
     elif isinstance(wanted, list) and isinstance(there, list):
         if len(wanted) != len(there):
             yield f"{path}: {len(there)} entries -> {len(wanted)}"
-        for at, (a, b) in enumerate(zip(wanted, there, strict=False)):
-            yield from differences(a, b, f"{path}[{at}]")
+        for index, (a, b) in enumerate(zip(wanted, there, strict=False)):
+            yield from differences(a, b, f"{path}[{index}]")
     elif wanted != there:
         yield f"{path}: {_short(there)} -> {_short(wanted)}"
 

@@ -57,7 +57,7 @@ def _lines(
     end: float,
     step: float,
 ) -> list[dict[str, Any]]:
-    asked = {"query": _fill(query.expr, variables), "start": start, "end": end, "step": step}
+    asked: dict[str, str | float] = {"query": _fill(query.expr, variables), "start": start, "end": end, "step": step}
     found = client.get("/api/v1/query_range", params=asked).json()["data"]["result"]
     made = []
     for one in found:
@@ -79,7 +79,7 @@ def _bars(
     end: float,
     step: float,
 ) -> list[dict[str, Any]]:
-    asked = {"query": _fill(query.expr, variables), "time": end}
+    asked: dict[str, str | float] = {"query": _fill(query.expr, variables), "time": end}
     found = client.get("/api/v1/query", params=asked).json()["data"]["result"]
     points = [[one["metric"][panel.by], float(one["value"][1])] for one in found]
     return [{"name": query.legend, "points": sorted(points, key=lambda point: float(point[0]))}] if points else []
