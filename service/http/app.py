@@ -44,6 +44,8 @@ CHAT: Final = Chat()
 COMPLETIONS: Final = Completions()
 RESPONSES: Final = Responses()
 MESSAGES: Final = Messages()
+READ: Final = ["GET", "HEAD"]
+"""What load balancers and probes ask: the head of what GET answers. Not of a stream, which has no end."""
 
 
 def create_app(
@@ -66,7 +68,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-glm-pool", "x-glm-queue-ms", "x-glm-ignored", "retry-after"],
         )
@@ -78,22 +80,22 @@ def create_app(
     app.add_api_route("/v1/responses", faces.responses, methods=["POST"])
     app.add_api_route("/v1/messages", faces.messages, methods=["POST"])
     app.add_api_route("/v1/messages/count_tokens", faces.count_tokens, methods=["POST"])
-    app.add_api_route("/v1/models", faces.models, methods=["GET"])
-    app.add_api_route("/v1/models/{model:path}", faces.model, methods=["GET"])
+    app.add_api_route("/v1/models", faces.models, methods=READ)
+    app.add_api_route("/v1/models/{model:path}", faces.model, methods=READ)
     app.add_api_route("/tokenize", faces.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", faces.detokenize, methods=["POST"])
     app.add_api_route("/profile", faces.profile, methods=["POST"])
-    app.add_api_route("/health", faces.health, methods=["GET"])
-    app.add_api_route("/ready", faces.ready, methods=["GET"])
-    app.add_api_route("/version", faces.version, methods=["GET"])
-    app.add_api_route("/metrics", faces.metrics, methods=["GET"])
+    app.add_api_route("/health", faces.health, methods=READ)
+    app.add_api_route("/ready", faces.ready, methods=READ)
+    app.add_api_route("/version", faces.version, methods=READ)
+    app.add_api_route("/metrics", faces.metrics, methods=READ)
     app.add_api_route("/v1/service/live", faces.live, methods=["GET"])
     if page is not None and settings.page:
         Page(page).add_to(app)
-    app.add_api_route("/openapi.json", faces.openapi, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/openapi.json", faces.openapi, methods=READ, include_in_schema=False)
     # What KubeRay asks of a Serve node: Serve's own proxy, which would answer, does not run.
-    app.add_api_route("/-/healthz", faces.serve_health, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/-/routes", faces.serve_routes, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/-/healthz", faces.serve_health, methods=READ, include_in_schema=False)
+    app.add_api_route("/-/routes", faces.serve_routes, methods=READ, include_in_schema=False)
     return app
 
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from service.http.answers import ChatAnswer, ChatChunk, ErrorEnvelope, ModelsBody, NotReadyEnvelope, Ready, TextAnswer
-from tests.unit.http.conftest import ask, calling
+from tests.unit.http.conftest import ask, calling, serving
 from tests.unit.http.echo import EchoBackend
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -88,6 +88,19 @@ async def test_tokenize_and_back(client: httpx.AsyncClient) -> None:
     problem(await client.post("/detokenize", json={"tokens": [1000]}), 400, "invalid_request", "tokens")
     problem(await client.post("/detokenize", json={"tokens": ["a"]}), 400, "invalid_request", "tokens[0]")
     problem(await client.post("/tokenize", json={"prompt": "a", "model": "x"}), 404, "model_not_found", "model")
+
+
+async def test_head_answers_as_get_without_a_body() -> None:
+    async with serving(EchoBackend()) as served, httpx.AsyncClient(base_url=served.url) as client:
+        for path in ("/health", "/ready", "/version", "/v1/models", "/v1/models/echo", "/metrics", "/openapi.json"):
+            got, head = await client.get(path), await client.head(path)
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+            assert head.headers["content-length"] == got.headers["content-length"]
+        missing = await client.head("/v1/models/none")
+        assert (missing.status_code, missing.content) == (404, b"")
+        for path in (CHAT, "/v1/service/live"):
+            assert (await client.head(path)).status_code == 405, path
 
 
 # ---------------------------------------------------------------- the envelope
