@@ -164,13 +164,14 @@ class _Faces:
 
     async def tokenize(self, request: Request) -> Response:
         self._backend.authorize(_credential(request))
-        asked = await read_request(request, self._settings, partial(validate, TokenizeRequest))
+        asked, raw = await read_request(request, self._settings, lambda raw: (validate(TokenizeRequest, raw), raw))
         self._known(asked.model)
         body: dict[str, object] = {"prompt": asked.prompt}
         if asked.messages is not None:
             body = {"messages": engine_messages(asked.messages)}
-        if asked.add_special_tokens is not None:
-            body["add_special_tokens"] = asked.add_special_tokens
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens"):
+            if raw.get(name) is not None:
+                body[name] = raw[name]
         return _json(await self._small(request, self._backend.tokenize, body))
 
     async def detokenize(self, request: Request) -> Response:

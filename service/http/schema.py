@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from service.types import PoolName
 
@@ -222,6 +222,16 @@ class Generation(Strict):
     stop_token_ids: list[TokenId] | None = Field(None, max_length=128, description="Token ids that end the answer.")
 
 
+def _not_the_conversation(value: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in value:
+            raise ValueError(f"may not set {name!r}: it is made of the request")
+    return value
+
+
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_not_the_conversation)]
+
+
 class ChatRequest(Generation):
     """Body of POST /v1/chat/completions."""
 
@@ -236,7 +246,7 @@ class ChatRequest(Generation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: int | None = Field(None, ge=1, description="Most tokens to think with.")
     verbosity: Literal["low", "medium", "high"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: TemplateVariables | None = Field(
         None, description="Variables for the model's chat template; not those that are made of other fields."
     )
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
@@ -246,14 +256,6 @@ class ChatRequest(Generation):
     store: Literal[False] | None = Field(None, description="Answers are never stored.")
     prompt_cache_key: Label | None = Field(None, description="A label; has no effect.")
     safety_identifier: Label | None = Field(None, description="A label; has no effect.")
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _not_the_conversation(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in ("messages", "tools", "add_generation_prompt"):
-            if value and name in value:
-                raise ValueError(f"may not set {name!r}: it is made of the request")
-        return value
 
 
 class CompletionRequest(Generation):
@@ -274,17 +276,23 @@ class CompletionRequest(Generation):
 
 
 class TokenizeRequest(Strict):
-    """Body of POST /tokenize: exactly one of `prompt` and `messages`."""
+    """Body of POST /tokenize: exactly one of `prompt` and `messages`, with what else makes a chat's prompt."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    tools: list[Tool] | None = Field(None, max_length=1024)
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = Field(None, description="End where the answer begins; default true.")
     add_special_tokens: bool | None = Field(None, description="Default true for a prompt.")
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
+        for name in ("tools", "chat_template_kwargs", "add_generation_prompt"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} goes with messages, not with a prompt")
         return self
 
 

@@ -48,6 +48,7 @@ class EchoBackend:
     """Of every key, for calls that are no generations."""
     counting: int = 0
     tokenizing: int = 0
+    tokenized: bytes = b""
     looked: int = 0
     """Readings of the metrics."""
     running: int = 0
@@ -102,6 +103,7 @@ class EchoBackend:
             self._free.release()
 
     async def tokenize(self, body: bytes) -> bytes:
+        self.tokenized = body
         self.tokenizing += 1
         try:
             await self.may_tokenize.wait()

@@ -103,6 +103,21 @@ async def test_head_answers_as_get_without_a_body() -> None:
             assert (await client.head(path)).status_code == 405, path
 
 
+async def test_tokenize_is_asked_for_a_prompt_as_it_will_be_sent() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    beside = {"tools": [tool], "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": False}
+    backend = EchoBackend()
+    async with calling(backend) as client:
+        assert (await client.post("/tokenize", json=chat | beside)).status_code == 200
+        assert orjson.loads(backend.tokenized) == chat | beside
+        for name, value in beside.items():
+            alone = await client.post("/tokenize", json={"prompt": "a", name: value})
+            assert name in problem(alone, 400, "invalid_request")
+        replaced = chat | {"chat_template_kwargs": {"messages": []}}
+        problem(await client.post("/tokenize", json=replaced), 400, "invalid_request", "chat_template_kwargs")
+
+
 # ---------------------------------------------------------------- the envelope
 
 
