@@ -121,9 +121,10 @@ def _judge(run: Run, limit: Limit, load: float) -> Finding:
     if not values:
         return Finding(False, f"{name}: not measured in this run")
     value = statistics.median(values)
+    shown = f"{value:.1f}" if abs(value) >= 1000 else f"{value:.4g}"
     unit = f" {limit.quantity.unit}" if limit.quantity.unit else ""
     if limit.low is not None and value < limit.low:
-        return Finding(False, f"{name} is {value:.4g}{unit}, below the minimum of {limit.low:g}")
+        return Finding(False, f"{name} is {shown}{unit}, below the minimum of {limit.low:g}")
     if limit.high is not None and value > limit.high:
-        return Finding(False, f"{name} is {value:.4g}{unit}, above the maximum of {limit.high:g}")
-    return Finding(True, f"{name} is {value:.4g}{unit}")
+        return Finding(False, f"{name} is {shown}{unit}, above the maximum of {limit.high:g}")
+    return Finding(True, f"{name} is {shown}{unit}")

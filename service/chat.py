@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from service.address import base_url
 from service.errors import UserError
 from service.terminal import lines, one_line
 
@@ -20,7 +21,7 @@ def run(url: str, model: str | None, key: Path | None, system: str | None, max_t
     """Read lines, stream answers (control characters as escapes). Raises UserError where the service cannot be reached
     or refuses."""
     headers = {"authorization": f"Bearer {_secret(key)}"} if key else {}
-    interactive = sys.stdin.isatty()
+    interactive, url = sys.stdin.isatty(), base_url(url)
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
         model = model or _served(client)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []

@@ -16,13 +16,15 @@ from service.terminal import lines
 if TYPE_CHECKING:
     from service.config import Config
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="glm5",
-    help="Serve GLM-5 (or any GGUF model) behind OpenAI-compatible HTTP: vLLM on 8-GPU boxes, llama.cpp anywhere else.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings=HELP,
 )
 config_app = typer.Typer(help="Look at and check profiles.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
@@ -121,6 +123,22 @@ def version() -> None:
     typer.echo(f"glm5-serve {of('glm5-serve')}")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version_: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Serve GLM-5 (or any GGUF model) behind OpenAI- and Anthropic-compatible HTTP: vLLM on 8-GPU boxes, llama.cpp
+    anywhere else."""
+
+
 PASS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 AREAS = {
     "load": (
@@ -148,9 +166,11 @@ def _mount(name: str, target: str, help: str) -> None:
     def run(context: typer.Context) -> None:
         area = getattr(import_module(module), attribute or "app")
         if not isinstance(area, typer.Typer):
-            command, area = area, typer.Typer(add_completion=False, rich_markup_mode="rich")
-            area.command()(command)
-        code = typer.main.get_command(area).main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
+            function, area = area, typer.Typer(add_completion=False, rich_markup_mode="rich")
+            area.command()(function)
+        command = typer.main.get_command(area)
+        command.context_settings |= HELP
+        code = command.main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
         if isinstance(code, int) and code:
             raise typer.Exit(code)
 

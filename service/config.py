@@ -328,6 +328,11 @@ def _explain(error: Any) -> str:
         near = difflib.get_close_matches(generic, siblings, 1, 0.5) or difflib.get_close_matches(generic, known, 1, 0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"unknown key {key}{hint}"
+    if error["type"] == "union_tag_invalid":
+        known, given = error["ctx"]["expected_tags"].replace("'", "").split(", "), str(error["ctx"]["tag"])
+        near = difflib.get_close_matches(given, known, 1, 0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{key}.name: unknown engine {given[:80]!r}; engines are {', '.join(known)}{hint}"
     if error["type"] == "literal_error" and path[:1] == ["pools"] and len(path) == 2:
         return f"unknown pool {path[1]}; pools are shared, latency, throughput"
     return f"{key}: {error['msg'].removeprefix('Value error, ')}" + (

@@ -18,7 +18,7 @@ MAX_NAME = 200
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="GGUF file; of a split one any part.")],
+    file: Annotated[Path, typer.Argument(help="GGUF file (of a split one any part), or `demo` for the packaged one.")],
     tp: Annotated[int, typer.Option(help="GPUs that would share each layer.", min=1, max=64)] = 1,
     context: Annotated[int | None, typer.Option(help="Context of one request, tokens.", min=1)] = None,
     sequences: Annotated[int, typer.Option(help="Contexts held at once.", min=1)] = 1,
@@ -43,6 +43,10 @@ def check(
 
         glm5 check GLM-5-UD-Q4_K_XL-00001-of-00010.gguf --tp 8 --context 32768 --gpu-gb 96
     """
+    if str(file) == "demo":
+        from service.config import ModelConfig
+
+        file = ModelConfig(path="demo").file()
     header = read_header(file)
     setup = _setup(header, tp, context, sequences, gpu_gb, attention, mtp, cpu)
     found = verdicts(header, setup)

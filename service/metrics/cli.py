@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.address import base_url
 from service.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def top(
     Reads /metrics of the service; needs neither Prometheus nor Grafana. "Recorded" is the mean since the service began;
     "now" is what happened between two readings. Ends with Ctrl-C.
     """
-    address = url.rstrip("/")
+    address = base_url(url)
     readings = _readings(address if address.endswith("/metrics") else f"{address}/metrics", interval, key)
     if json_:
         for found in readings:
@@ -121,6 +122,8 @@ def render(found: Figures) -> Any:
         f"in flight {found.in_flight}   requests {found.requests_per_s:.2f}/s   "
         f"failed {found.failed_per_s:.2f}/s   refused {found.refused_per_s:.2f}/s"
     )
+    if not found.pools:
+        return Text(f"{head}\nno replica has started yet; GET /ready says what it waits for")
     parts: list[Any] = [Text(head, style="dim"), Text(""), pools]
     for pool in found.pools:
         if not pool.curve:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.address import base_url
 from service.errors import UserError
 
 plan_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -58,8 +59,13 @@ def plan(
     from service.planning.settings import EngineSettings
     from service.planning.sources import model_shape
 
+    console = Console()
     if list_:
-        typer.echo(f"shapes: {', '.join([*glm5.MIXES, 'demo'])}\nboxes: {', '.join(catalogue.names('boxes'))}")
+        show.show_catalogue(
+            {name: model_shape(name) for name in glm5.MIXES},
+            [catalogue.box(b) for b in catalogue.names("boxes")],
+            console,
+        )
         return
     if bool(file) == bool(shape):
         raise UserError("give either a GGUF file or --shape glm-5 (glm5 plan --list shows the shapes)")
@@ -84,13 +90,15 @@ def plan(
     if json_:
         typer.echo(json.dumps(show.plan_json(made), indent=1))
     else:
-        show.show_plan(made, Console())
+        show.show_plan(made, console)
     if plot:
         from service.planning.plots import plot_plan
 
         plot_plan(made, plot)
         typer.echo(f"wrote {plot}", err=True)
-    if output:
+    if output and not made.modes:
+        typer.echo(f"{output} is not written: no settings of this box hold this model", err=True)
+    elif output:
         _write(output, profile.profile_text(made, file or "GLM-5.gguf", boxes))
         typer.echo(f"wrote {output}: glm5 serve {output}", err=True)
     if not made.fits:
@@ -138,7 +146,7 @@ def explain(
 
     if trace and profile:
         raise UserError("give one of --trace and --profile")
-    measured = read_trace(trace) if trace else None
+    url, measured = base_url(url), read_trace(trace) if trace else None
     card = live.card(url, key)
     wish = live.Wish(model, hardware, kernels, graphs=not eager, draft_tokens=mtp)
     with Console(stderr=True).status("reading the service's metrics"):

@@ -16,6 +16,8 @@ from service.planning.step_model import StepModel, StepSplit
 from service.planning.wrong_turns import Refusal, wrong_turns
 
 Basis = Literal["predicted", "calibrated", "measured"]
+Aim = Literal["latency", "throughput"]
+AIMS: tuple[Aim, ...] = ("latency", "throughput")
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LATENCY_SLOTS = 4
 WORTH = 0.02  # a setting that gains less is not worth having
@@ -52,9 +54,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Mode:
-    """The best settings found for one aim, and why. `slots` that fit in memory."""
+    """The best settings found for one aim, and why: of those that fit in memory."""
 
-    aim: Literal["latency", "throughput"]
+    aim: Aim
     settings: EngineSettings
     rate: Rate
     reasons: tuple[str, ...]
@@ -68,6 +70,7 @@ class Plan:
     fault: str | None
     rates: tuple[Rate, ...]
     modes: tuple[Mode, ...]
+    """One for each aim; none where no settings fit in memory."""
     refusals: tuple[Refusal, ...]
 
     @property
@@ -109,7 +112,7 @@ def make(
         memory=memory(shape, box, settings, context, concurrency),
         fault=split_fault(shape, settings.tp),
         rates=tuple(rate(model, c, held) for c in wanted),
-        modes=tuple(_best(model, aim, context, concurrency) for aim in ("latency", "throughput")),  # type: ignore[arg-type]
+        modes=tuple(mode for aim in AIMS if (mode := _best(model, aim, context, concurrency)) is not None),
         refusals=tuple(wrong_turns(model)),
     )
 
@@ -137,7 +140,8 @@ def candidates(model: StepModel, slots: int) -> Iterable[EngineSettings]:
                     )
 
 
-def _best(model: StepModel, aim: Literal["latency", "throughput"], context: int, concurrency: int) -> Mode:
+def _best(model: StepModel, aim: Aim, context: int, concurrency: int) -> Mode | None:
+    """None where nothing fits."""
     shape, box = model.shape, model.box
     slots = min(LATENCY_SLOTS, concurrency) if aim == "latency" else concurrency
     users = 1 if aim == "latency" else slots
@@ -150,8 +154,8 @@ def _best(model: StepModel, aim: Literal["latency", "throughput"], context: int,
         chosen = replace(settings, slots=fitting)
         trial = StepModel(shape, box, chosen, calibrations.choose(shape, box, chosen))
         found.append((careful_rate(trial, min(users, fitting), context // 2), chosen, trial))
-    if not found:  # nothing fits: keep what was asked for, the memory table says so
-        return Mode(aim, model.settings, rate(model, users, context // 2), ("nothing fits in memory",))
+    if not found:
+        return None
     # among those as good as the best, the plainest: graphs (the engine's default), no drafts, untuned all-reduce
     top = max(f[0] for f in found)
     plain = box.link.default.name

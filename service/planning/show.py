@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -9,8 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from service.planning.hardware import Box
 from service.planning.memory import Memory
 from service.planning.plan import SAYS, Mode, Plan, Rate
+from service.planning.shape import ModelShape
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -94,6 +97,9 @@ def show_plan(plan: Plan, console: Console) -> None:
             f"[bold red]does not fit[/]: {-plan.memory.free / 1e9:.1f} GB a GPU too much; room for "
             f"{plan.memory.most_tokens:,} tokens of context in all\n"
         )
+    if not plan.modes:
+        console.print("No settings of this box hold this model, so no speed is told.")
+        return
     console.print(rates_table(plan))
     console.print(_trust(plan), style="dim")
     for mode in plan.modes:
@@ -102,6 +108,25 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print("\n[bold]Short cuts that do not hold here[/]")
         for refusal in plan.refusals:
             console.print(f"  [yellow]{refusal.name}[/]: {refusal.sentence}")
+
+
+def show_catalogue(shapes: Mapping[str, ModelShape], boxes: Sequence[Box], console: Console) -> None:
+    """What `--shape` and `--hardware` take, with sizes."""
+    table = Table(title="shapes (--shape)", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "GiB", "weights, B", "active, B"):
+        table.add_column(column, justify="left" if column == "name" else "right")
+    for name, shape in shapes.items():
+        size, every, active = shape.file_bytes / 2**30, shape.parameters / 1e9, shape.active_parameters / 1e9
+        table.add_row(name, f"{size:.1f}", f"{every:.1f}", f"{active:.1f}")
+    table.add_row("demo", "0.1", "0.1", "0.1")
+    console.print(table)
+    table = Table(title="boxes (--hardware)", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "GB a GPU", "GB in all", "what it is"):
+        table.add_column(column, justify="right" if column.startswith("GB") else "left")
+    for box in boxes:
+        each = box.gpu.memory / 1e9
+        table.add_row(box.name, f"{each:.0f}", f"{each * box.gpus:.0f}", f"{box.gpus} x {box.gpu.title}")
+    console.print(table)
 
 
 def memory_table(m: Memory) -> Table:

