@@ -169,7 +169,7 @@ def _mount(name: str, target: str, help: str) -> None:
             function, area = area, typer.Typer(add_completion=False, rich_markup_mode="rich")
             area.command()(function)
         command = typer.main.get_command(area)
-        command.context_settings |= HELP
+        command.context_settings.update(HELP)
         code = command.main(context.args, prog_name=f"glm5 {name}", standalone_mode=False)
         if isinstance(code, int) and code:
             raise typer.Exit(code)
