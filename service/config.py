@@ -26,8 +26,9 @@ from service.engines.options import LlamaCppOptions, SimulatedOptions
 from service.engines.vllm.options import VllmOptions
 from service.errors import UserError
 from service.http.settings import HttpSettings
+from service.overrides import override_setting
 from service.ray_settings import RayConfig
-from service.strict_yaml import MAX_DEPTH, parse_yaml, read_yaml
+from service.strict_yaml import read_yaml
 from service.types import PoolName
 
 PROFILES = Path(__file__).resolve().parent.parent / "deployments" / "profiles"
@@ -290,7 +291,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     if not isinstance(tree, dict):
         raise UserError(f"profile {path} must be a mapping of settings, not {type(tree).__name__}")
     for override in overrides:
-        _set(tree, override)
+        override_setting(tree, override)
     return parse(tree, f"{path}, with what the command line sets" if overrides else str(path))
 
 
@@ -302,20 +303,6 @@ def parse(tree: Mapping[str, Any], where: str = "profile") -> Config:
         told = [f"{where}: {_explain(error)}" for error in fault.errors()[:MAX_FAULTS]]
         more = fault.error_count() - len(told)
         raise UserError("\n".join([*told, *([f"{where}: and {more} more faults"] if more else [])])) from None
-
-
-def _set(tree: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key:
-        raise UserError(f"--set {override}: write it as key=value, such as http.port=9000")
-    *parents, last = key.strip().split(".")
-    if len(parents) >= MAX_DEPTH:
-        raise UserError(f"--set {override[:80]}...: no key has more than {MAX_DEPTH} parts")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
-            raise UserError(f"--set {override}: {parent} is a value, not a group of settings")
-    tree[last] = parse_yaml(value, f"--set {override[:200]}: the value")
 
 
 def _explain(error: Any) -> str:
