@@ -185,7 +185,12 @@ class FleetBackend:
                     meter.served(served)
                     yield served
                     answer = self._dispatch.answer(
-                        choice.pool, request, choice.tier, deadline, whole=not context.stream
+                        choice.pool,
+                        request,
+                        choice.tier,
+                        deadline,
+                        whole=not context.stream,
+                        session=context.session,
                     )
                     async with contextlib.aclosing(answer) as deltas:
                         async for delta in deltas:

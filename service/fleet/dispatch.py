@@ -53,7 +53,7 @@ class Dispatch:
         return [link for post in self._view.ready(pool) if (link := self._links.get(post.id)) is not None]
 
     async def answer(
-        self, pool: PoolName, request: EngineRequest, tier: Tier, deadline: float, *, whole: bool
+        self, pool: PoolName, request: EngineRequest, tier: Tier, deadline: float, *, whole: bool, session: str = ""
     ) -> AsyncGenerator[Delta | None, None]:
         """The answer of whichever replica gives it. `None` says that what came so far is void and it begins anew: of a
         whole answer, nothing of which has been sent, at any time; of a stream never after its first delta.
@@ -64,7 +64,7 @@ class Dispatch:
         tries, failed, alone = Tries(deaths), set[str](), False
         moves = 0
         while True:
-            link = await self._place(pool, deadline, failed, alone)
+            link = await self._place(pool, deadline, failed, alone, session)
             asked = EngineRequest(request.id, request.endpoint, request.body, tier, self._left(deadline))
             begun = False
             if tries.suspect:
@@ -129,10 +129,10 @@ class Dispatch:
         except ReplicaLost as lost:
             raise EngineFailed(f"the replica was lost during {method}") from lost
 
-    async def _place(self, pool: PoolName, deadline: float, failed: set[str], alone: bool) -> Link:
+    async def _place(self, pool: PoolName, deadline: float, failed: set[str], alone: bool, session: str = "") -> Link:
         began = self._clock()
         while True:
-            link = self._pick(pool, failed, alone)
+            link = self._pick(pool, failed, alone, session)
             if link is not None:
                 return link
             self._left(deadline)
@@ -140,7 +140,7 @@ class Dispatch:
                 raise NotReady("no replica can be reached", retry_after_s=2.0)
             await asyncio.sleep(POLL_S)
 
-    def _pick(self, pool: PoolName, failed: set[str], alone: bool) -> Link | None:
+    def _pick(self, pool: PoolName, failed: set[str], alone: bool, session: str) -> Link | None:
         links = {link.replica: link for link in self.reachable(pool)}
         candidates = []
         for id, link in links.items():
@@ -148,7 +148,7 @@ class Dispatch:
             slots = stats.slots if stats is not None else 0
             suspects = len(self._suspects.get(id, ()))
             candidates.append(Candidate(id, slots, link.in_hand, self._others.get(id, 0), suspects))
-        chosen = place(candidates, failed, alone=alone, turn=self._turn)
+        chosen = place(candidates, failed, alone=alone, turn=self._turn, session=session)
         return links[chosen] if chosen is not None else None
 
     def _left(self, deadline: float) -> float:

@@ -23,7 +23,7 @@ class RequestContext:
     (`EngineRequest.timeout_s` already holds the smaller of it and our own limit).
     `prompt_bytes`: UTF-8 length of the prompt or messages. `max_tokens`: output bound asked for, None if none.
     `siblings`: engine requests that this HTTP request was fanned out into (n > 1, several prompts), this one included.
-    `stream`: the client gets the answer as it is made.
+    `stream`: the client gets the answer as it is made. `session`: equal in all turns of a conversation; empty: unknown.
     """
 
     credential: str | None = field(default=None, repr=False)
@@ -34,6 +34,7 @@ class RequestContext:
     max_tokens: int | None = None
     siblings: int = 1
     stream: bool = False
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +121,7 @@ def make_plan(
         max_tokens=_max_tokens(request),
         siblings=len(parts),
         stream=stream,
+        session=_session(bodies[0].get("messages") or []),
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
     ignored = tuple(dict.fromkeys((*ignored, *given_up)))
@@ -137,6 +139,14 @@ def make_plan(
         client or {},
         show_reasoning,
     )
+
+
+def _session(messages: list[Body]) -> str:
+    """Of the messages up to the first user's: later turns repeat them, and so find the KV of the earlier ones."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return ""
+    return hashlib.blake2b(orjson.dumps(messages[: first + 1]), digest_size=16).hexdigest()
 
 
 def _must_call(request: ChatRequest | CompletionRequest) -> bool:

@@ -50,3 +50,24 @@ def test_a_failed_replica_is_taken_where_there_is_no_other() -> None:
 def test_a_suspect_is_alone_or_nowhere() -> None:
     assert place([Candidate("a", 4, suspects=1), Candidate("b", 1, mine=9)], alone=True) == "b"
     assert place([Candidate("a", 4, suspects=1)], alone=True) is None
+
+
+SESSIONS = [f"session {i}" for i in range(200)]
+
+
+def test_a_session_comes_home_from_every_ingress_and_a_lost_replica_moves_only_its_own() -> None:
+    three = [Candidate(id, 8) for id in "abc"]
+    homes = {session: place(three, session=session) for session in SESSIONS}
+    assert set(homes.values()) == {"a", "b", "c"}
+    assert homes == {session: place(three[::-1], turn=2, session=session) for session in SESSIONS}
+    two = {session: place(three[:2], session=session) for session in SESSIONS}
+    assert all(two[session] == home for session, home in homes.items() if home != "c")
+
+
+def test_a_session_does_not_wait_for_a_full_home_nor_return_to_a_failed_one() -> None:
+    for session in SESSIONS:
+        home = place([Candidate("a", 2), Candidate("b", 2)], session=session)
+        other = "b" if home == "a" else "a"
+        full = [Candidate(id, 2, 0, 2 if id == home else 1) for id in "ab"]
+        assert place(full, session=session) == other
+        assert place([Candidate("a", 2), Candidate("b", 2)], {str(home)}, session=session) == other
