@@ -49,7 +49,12 @@ class FleetBackend:
         self._recorder = IngressRecorder(self._metrics)
         self._keys = KeyRing.load(config.admission)
         self._gates = {
-            name: Gate(capacity=0, reserved=pool.reserved_slots, bound=config.admission.queue_requests)
+            name: Gate(
+                capacity=0,
+                reserved=pool.reserved_slots,
+                bound=config.admission.queue_requests,
+                share=config.admission.lower_tier_share,
+            )
             for name, pool in config.pools.items()
         }
         self._view, self._shares, self._loads = View(), Shares(id), Loads()

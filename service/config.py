@@ -164,6 +164,9 @@ class IngressConfig(_Part):
 class AdmissionConfig(_Part):
     """Who may ask, how many may wait."""
 
+    lower_tier_share: float = Field(
+        0.05, ge=0, le=0.5, description="Share of the slots' time that a lower tier gets though better ones wait."
+    )
     queue_requests: int = Field(
         512, ge=0, le=1_000_000, description="Requests that wait per pool beyond the slots; the next one gets 429."
     )

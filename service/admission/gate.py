@@ -17,9 +17,15 @@ class Gate:
     """One pool's slots, for the tasks of one event loop."""
 
     def __init__(
-        self, *, capacity: int, reserved: int, bound: int, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        capacity: int,
+        reserved: int,
+        bound: int,
+        share: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._queue = SlotQueue(capacity, reserved, bound)
+        self._queue = SlotQueue(capacity, reserved, bound, share)
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._since: dict[str, float] = {}
         """When each running request got its slot."""

@@ -1,6 +1,7 @@
 """Slots of one pool as one ingress sees them, and who waits for one. Pure bookkeeping: no clock, no tasks.
 
-Order of waiting: tier first (priority, default, flex), then the earliest deadline, then arrival.
+Order of waiting: tier first (priority, default, flex; a lower tier has a small share), then the earliest deadline,
+then arrival.
 """
 
 from __future__ import annotations
@@ -31,17 +32,21 @@ class Ticket:
 
 
 class SlotQueue:
-    """`capacity` slots, of which the last `reserved` are for priority alone; at most `bound` tickets wait.
+    """`capacity` slots, of which the last `reserved` are for priority alone; at most `bound` tickets wait. `share` of
+    what those above it take, by tokens, is a waiting lower tier's; never of the reserve.
 
     Every method that can free or add a slot returns the tickets that it lets in, in order. An id is used once.
     """
 
-    def __init__(self, capacity: int, reserved: int, bound: int) -> None:
+    def __init__(self, capacity: int, reserved: int, bound: int, share: float = 0.0) -> None:
         self._capacity, self._reserved, self._bound = capacity, reserved, bound
         self._running: dict[str, Tier] = {}
         self._ordinary = 0
         """Running requests that are not priority."""
-        self._heap: list[tuple[int, float, int, Ticket]] = []
+        self._share = share
+        self._credit: dict[Tier, float] = dict.fromkeys(TIERS, 0.0)
+        """Tokens that a tier may take out of turn: earned from those above it while it waits."""
+        self._heaps: dict[Tier, list[tuple[float, int, Ticket]]] = {tier: [] for tier in TIERS}
         self._present: dict[str, Ticket] = {}
         self._count: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._tokens: dict[Tier, int] = dict.fromkeys(TIERS, 0)
@@ -110,13 +115,13 @@ class SlotQueue:
         if self.fits(ticket.tier):
             self._enter(ticket)
             return "in"
-        if len(self._present) >= self._bound:
+        if len(self._present) >= self._bound - self._kept_from(ticket.tier):
             return "full"
         self._arrivals += 1
         self._present[ticket.id] = ticket
         self._count[ticket.tier] += 1
         self._tokens[ticket.tier] += ticket.tokens
-        heapq.heappush(self._heap, (RANK[ticket.tier], ticket.deadline, self._arrivals, ticket))
+        heapq.heappush(self._heaps[ticket.tier], (ticket.deadline, self._arrivals, ticket))
         return "waiting"
 
     def release(self, id: str) -> list[Ticket]:
@@ -128,11 +133,13 @@ class SlotQueue:
 
     def withdraw(self, id: str) -> list[Ticket]:
         """A waiting request gave up."""
-        self._leave(id)
+        ticket = self._leave(id)
         # What left stays in the heap until it surfaces; under a load that never lets it, that would be for ever.
-        if len(self._heap) > 2 * len(self._present) + SLACK:
-            self._heap = [entry for entry in self._heap if entry[3].id in self._present]
-            heapq.heapify(self._heap)
+        if ticket is not None:
+            tier = ticket.tier
+            if len(self._heaps[tier]) > 2 * self._count[tier] + SLACK:
+                self._heaps[tier] = [entry for entry in self._heaps[tier] if entry[2].id in self._present]
+                heapq.heapify(self._heaps[tier])
         return self._fill()
 
     def resize(self, capacity: int, reserved: int | None = None) -> list[Ticket]:
@@ -150,24 +157,47 @@ class SlotQueue:
         self._running[ticket.id] = ticket.tier
         self._ordinary += ticket.tier != "priority"
 
-    def _leave(self, id: str) -> None:
+    def _leave(self, id: str) -> Ticket | None:
         ticket = self._present.pop(id, None)
         if ticket is not None:
             self._count[ticket.tier] -= 1
             self._tokens[ticket.tier] -= ticket.tokens
+        return ticket
+
+    def _kept_from(self, tier: Tier) -> int:
+        """Places in the queue that default requests leave to flex ones; priority may take them all."""
+        return max(0, int(self._share * self._bound) - self._count["flex"]) if tier == "default" else 0
+
+    def _head(self, tier: Tier) -> Ticket | None:
+        heap = self._heaps[tier]
+        while heap and heap[0][2].id not in self._present:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def _next(self) -> Ticket | None:
+        """Who is let in now: a lower tier that has earned its turn, else the best tier that waits."""
+        heads = [head for tier in TIERS if (head := self._head(tier)) is not None]
+        due = [head for head in heads[1:] if self._credit[head.tier] >= max(1, head.tokens)]
+        # If the best tier that waits does not fit, nobody behind it does.
+        return next((head for head in (*reversed(due), *heads[:1]) if self._fits(head.tier)), None)
+
+    def _settle(self, ticket: Ticket) -> None:
+        """One was let in: those that wait below it earn their share of that; what it took out of turn is paid."""
+        cost = float(max(1, ticket.tokens))
+        above = any(self._count[tier] for tier in TIERS[: RANK[ticket.tier]])
+        self._credit[ticket.tier] = self._credit[ticket.tier] - cost if above else 0.0
+        within = ticket.tier == "priority" and len(self._running) - self._ordinary <= self._reserved
+        for tier in TIERS[RANK[ticket.tier] + 1 :]:
+            if not self._count[tier]:
+                self._credit[tier] = 0.0
+            elif not within:
+                self._credit[tier] += cost * self._share / (1.0 - self._share)
 
     def _fill(self) -> list[Ticket]:
         entered: list[Ticket] = []
-        while self._heap:
-            ticket = self._heap[0][3]
-            if ticket.id not in self._present:
-                heapq.heappop(self._heap)
-            elif self._fits(ticket.tier):
-                heapq.heappop(self._heap)
-                self._leave(ticket.id)
-                self._enter(ticket)
-                entered.append(ticket)
-            else:
-                # The head is of the best tier that waits; if it does not fit, nobody behind it does.
-                break
+        while (ticket := self._next()) is not None:
+            self._leave(ticket.id)
+            self._enter(ticket)
+            self._settle(ticket)
+            entered.append(ticket)
         return entered

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import random
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -139,4 +142,37 @@ def test_abandoned_tickets_do_not_pile_up(flood: int) -> None:
     for i in range(flood):
         queue.offer(Ticket(str(i), "flex", float(i)))
         queue.withdraw(str(i))
-        assert len(queue._heap) <= 2 * queue.waiting + SLACK + 1
+        assert len(queue._heaps["flex"]) <= 2 * queue.waiting + SLACK + 1
+
+
+@pytest.mark.parametrize("reserved", [0, 2])
+def test_a_flood_of_default_requests_leaves_flex_its_share(reserved: int) -> None:
+    """Slots' time on a virtual clock; a slot is held for as long as its request asks for."""
+    rng, queue = random.Random(3), SlotQueue(8, reserved, 400, share=0.05)
+    now, made, ends = 0.0, 0, list[tuple[float, str, Tier]]()
+    held: dict[Tier, float] = dict.fromkeys(TIERS, 0.0)
+
+    def enter(ticket: Ticket) -> None:
+        held[ticket.tier] += ticket.tokens
+        heapq.heappush(ends, (now + ticket.tokens, ticket.id, ticket.tier))
+
+    def flood() -> None:
+        nonlocal made
+        tier: Tier
+        for tier in ("default", "flex"):
+            answer = "waiting"
+            while answer != "full" and queue.waiting < 400:
+                made += 1
+                ticket = Ticket(str(made), tier, now + 60, now, rng.choice((16, 64, 256)))
+                answer = queue.offer(ticket)
+                if answer == "in":
+                    enter(ticket)
+
+    flood()
+    for _ in range(5000):
+        now, id, _ = heapq.heappop(ends)
+        for ticket in queue.release(id):
+            enter(ticket)
+        flood()
+    assert 0.045 < held["flex"] / sum(held.values()) < 0.055
+    assert sum(tier != "priority" for _, _, tier in ends) <= 8 - reserved, "the reserve stays priority's"
