@@ -164,12 +164,8 @@ class IngressConfig(_Part):
 class AdmissionConfig(_Part):
     """Who may ask, how many may wait."""
 
-    lower_tier_share: float = Field(
-        0.05, ge=0, le=0.5, description="Slots' time that a tier gets while better ones wait."
-    )
-    queue_requests: int = Field(
-        512, ge=0, le=1_000_000, description="Requests that wait per pool; the next one gets 429."
-    )
+    lower_tier_share: float = Field(0.05, ge=0, le=0.5, description="Slots' time of a tier though better ones wait.")
+    queue_requests: int = Field(512, ge=0, le=1_000_000, description="Most that wait for a pool; the next gets 429.")
     keys_file: str | None = Field(
         None, description="YAML file with hashed API keys and their limits (glm5 keys add). Empty: no keys."
     )
