@@ -45,8 +45,10 @@ def careful(objects: list[Object]) -> Iterator[Fault]:
                 yield Fault(where, "readOnlyRootFilesystem must be true")
             if (own.get("capabilities") or {}).get("drop") != ["ALL"] or (own.get("capabilities") or {}).get("add"):
                 yield Fault(where, "capabilities must be dropped, all of them")
-            if own.get("runAsNonRoot", whole.get("runAsNonRoot")) is not True or whole.get("runAsUser") == 0:
+            if own.get("runAsNonRoot", whole.get("runAsNonRoot")) is not True:
                 yield Fault(where, "runAsNonRoot must be true")
+            if own.get("runAsUser", whole.get("runAsUser")) == 0:
+                yield Fault(where, "runAsUser 0 is root")
             profile = own.get("seccompProfile") or whole.get("seccompProfile") or {}
             if profile.get("type") not in ("RuntimeDefault", "Localhost"):
                 yield Fault(where, "seccompProfile must be RuntimeDefault")
