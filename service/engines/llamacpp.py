@@ -145,7 +145,7 @@ class LlamaCppEngine:
             async for raw in call.chunks():
                 message = parse_chunk(raw)
                 if "error" in message:
-                    raise error_from(message["error"])
+                    raise error_from(message["error"], "messages" if "messages" in asked else "prompt")
                 self._beat = time.monotonic()
                 delta = meter.read(message)
                 if delta is None:

@@ -69,14 +69,14 @@ def alternatives(body: dict[str, Any]) -> int:
     return int(body.get("top_logprobs") or 0) if asked is True else int(asked or 0)
 
 
-def error_from(error: dict[str, Any]) -> ServiceError:
-    """llama.cpp's error object as one of ours."""
+def error_from(error: dict[str, Any], prompt_field: str = "messages") -> ServiceError:
+    """llama.cpp's error object as one of ours. `prompt_field`: of the request, what its prompt is made of."""
     message = str(error.get("message", "unknown error"))
     if error.get("type") == "exceed_context_size_error":
         prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
         return ContextOverflow(
             f"the prompt has {prompt} tokens but the context of this service is {context} tokens; shorten the prompt",
-            param="messages",
+            param=prompt_field,
         )
     if int(error.get("code", 500)) < 500:
         return BadRequest(message)

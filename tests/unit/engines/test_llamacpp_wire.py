@@ -29,6 +29,7 @@ def test_limits_and_spellings() -> None:
 def test_errors_become_ours() -> None:
     over = error_from({"type": "exceed_context_size_error", "n_prompt_tokens": 5001, "n_ctx": 2048, "code": 400})
     assert isinstance(over, ContextOverflow) and "5001" in over.message and "2048" in over.message
+    assert error_from({"type": "exceed_context_size_error"}, "prompt").param == "prompt"
     assert isinstance(error_from({"code": 400, "message": "bad"}), BadRequest)
     assert isinstance(error_from({"code": 500, "message": "worse"}), EngineFailed)
 
