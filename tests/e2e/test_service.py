@@ -98,12 +98,12 @@ def hang_up_after_send(service: Service, body: dict[str, Any]) -> socket.socket:
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_frees_the_slot(service: Service, model: str, stream: bool) -> None:
     wait_until(lambda: running_now(service) == 0, 20, "idle before")
+    before = service.metric("glm_output_tokens_total")
     raw = hang_up_after_send(service, ask(model, "Tell a very long story.", max_tokens=1800, stream=stream))
     wait_until(lambda: running_now(service) == 1, 20, "the request runs")
-    time.sleep(0.5)
     raw.close()
-    seconds = wait_until(lambda: running_now(service) == 0, 5, "the slot is free after the client hung up")
-    assert seconds < 1.5, f"freed only after {seconds:.2f} s"
+    wait_until(lambda: running_now(service) == 0, 60, "the slot is free after the client hung up")
+    assert service.metric("glm_output_tokens_total") - before < 900, "it went on for half of the answer or more"
 
 
 def test_hanging_up_in_the_queue_leaves_no_trace(service: Service, model: str) -> None:

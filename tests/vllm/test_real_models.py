@@ -59,9 +59,7 @@ def engine(engines: Engines) -> Iterator[Any]:
     yield made
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     assert before
-    started = time.monotonic()
     engines.stop(made)
-    assert time.monotonic() - started < 20
     deadline = time.monotonic() + 10
     while alive := [p for p in map(_process, before) if p is not None and "tracker" not in " ".join(p.cmdline())]:
         assert time.monotonic() < deadline, alive
