@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+CROWD = 1.25
+"""A home takes so many times its share of what runs: consistent hashing with bounded loads (Mirrokni, Thorup,
+Zadimoghaddam, 2018). Without it, callers whose conversations begin alike would fill one replica while others idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,10 @@ class Candidate:
     suspects: int = 0
     """Of mine, those that were in hand when a replica died."""
 
+    @property
+    def load(self) -> int:
+        return self.mine + self.others
+
 
 def place(
     candidates: Iterable[Candidate],
@@ -28,7 +37,8 @@ def place(
     turn: int = 0,
     session: str = "",
 ) -> str | None:
-    """The session's home if that has a free slot, else the one with the most free slots; None where there is none.
+    """The session's home if that has a free slot and is not crowded, else the one with the most free slots; None where
+    there is none.
 
     `avoid`: replicas that have failed this request, taken only where there is no other. `alone`: the request may not
     go where another suspect is. `turn`: of equals an ingress begins with another one than its siblings do, for they
@@ -41,9 +51,15 @@ def place(
         return None
     if session:
         at_home = max(open_, key=lambda c: (c.id not in avoid, _draw(session, c.id)))
-        if at_home.id not in avoid and at_home.mine + at_home.others < at_home.slots:
+        if at_home.id not in avoid and at_home.load < min(at_home.slots, _most(at_home, open_)):
             return at_home.id
-    return min(open_, key=lambda c: (c.id in avoid, c.mine + c.others - c.slots, c.mine)).id
+    return min(open_, key=lambda c: (c.id in avoid, c.load - c.slots, c.mine)).id
+
+
+def _most(home: Candidate, all_: list[Candidate]) -> int:
+    """Requests that a home runs at most, the one to come among them."""
+    share = home.slots / max(sum(c.slots for c in all_), 1)
+    return math.ceil(CROWD * share * (sum(c.load for c in all_) + 1))
 
 
 def _draw(session: str, id: str) -> bytes:

@@ -82,11 +82,14 @@ def follow(dispatch: Dispatch, *replicas: Replica) -> None:
     dispatch.follow(View().updated(posts, (), 0.0))
 
 
-async def ask(dispatch: Dispatch, *, whole: bool, body: bytes = b"{}", within_s: float = 20.0) -> list[str]:
+async def ask(
+    dispatch: Dispatch, *, whole: bool, body: bytes = b"{}", within_s: float = 20.0, session: str = ""
+) -> list[str]:
     """The texts that count, with `|` where an answer began anew."""
     heard: list[str] = []
     request = EngineRequest(f"id-{id(heard)}", "chat", body, timeout_s=within_s)
-    async for delta in dispatch.answer("shared", request, "default", time.monotonic() + within_s, whole=whole):
+    deadline = time.monotonic() + within_s
+    async for delta in dispatch.answer("shared", request, "default", deadline, whole=whole, session=session):
         heard.append("|" if delta is None else delta.text)
     return heard
 
@@ -95,6 +98,15 @@ async def ask(dispatch: Dispatch, *, whole: bool, body: bytes = b"{}", within_s:
 async def test_an_answer(whole: bool) -> None:
     async with fleet(Replica("a"), Replica("b")) as dispatch:
         assert await ask(dispatch, whole=whole) == ["a", "end"]
+
+
+async def test_turns_of_a_session_go_to_one_replica_and_sessions_to_all() -> None:
+    async with fleet(Replica("a"), Replica("b")) as dispatch:
+        homes = {}
+        for session in map(str, range(8)):
+            homes[session] = [(await ask(dispatch, whole=False, session=session))[0] for _ in range(3)]
+        assert all(len(set(turns)) == 1 for turns in homes.values()), homes
+        assert {turns[0] for turns in homes.values()} == {"a", "b"}
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.routing.place import Candidate, place
+from service.routing.place import CROWD, Candidate, place
 
 candidates = st.lists(
     st.builds(
@@ -71,3 +73,21 @@ def test_a_session_does_not_wait_for_a_full_home_nor_return_to_a_failed_one() ->
         full = [Candidate(id, 2, 0, 2 if id == home else 1) for id in "ab"]
         assert place(full, session=session) == other
         assert place([Candidate("a", 2), Candidate("b", 2)], {str(home)}, session=session) == other
+
+
+def test_callers_who_begin_alike_do_not_crowd_one_replica() -> None:
+    """Requests of one opening, one after the other, none ending: each replica within its bound, and the home first."""
+    loads = dict.fromkeys("abcd", 0)
+    placed = []
+    for number in range(200):
+        found = place([Candidate(id, 64, load) for id, load in loads.items()], session="hello")
+        assert found is not None
+        loads[found] += 1
+        placed.append(found)
+        assert max(loads.values()) <= math.ceil(CROWD * (number + 1) / 4)
+    assert max(loads, key=lambda id: loads[id]) == placed[0]
+    # By their slots: a replica of 8 beside one of 24 has a quarter of the load as its share.
+    pair = [Candidate("a", 8, 5), Candidate("b", 24, 11)]
+    homes = {place(pair, session=session) for session in SESSIONS}
+    assert homes == {"a", "b"}
+    assert {place([Candidate("a", 8, 6), pair[1]], session=session) for session in SESSIONS} == {"b"}
