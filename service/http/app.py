@@ -34,7 +34,7 @@ from service.http.names import find_model
 from service.http.openapi import LEAST_DEADLINE_S, openapi_document
 from service.http.page import Page
 from service.http.plan import Headers, engine_messages, make_plan, prompt_of
-from service.http.schema import DetokenizeRequest, ProfileRequest, TokenizeRequest
+from service.http.schema import MOST_LABEL, DetokenizeRequest, ProfileRequest, TokenizeRequest
 from service.http.settings import HttpSettings
 from service.http.small import SmallCalls
 from service.http.validate import validate
@@ -288,10 +288,14 @@ def _headers(request: Request) -> Headers:
     if mode is not None and mode not in ("latency", "throughput"):
         raise BadRequest("the header x-glm-mode must be latency or throughput", param="x-glm-mode")
     wait = request.headers.get("x-request-timeout")
+    session = request.headers.get("x-session-id", "")
+    if len(session) > MOST_LABEL:
+        raise BadRequest(f"the header x-session-id may have at most {MOST_LABEL} characters", param="x-session-id")
     return Headers(
         credential=_credential(request),
         mode=mode,  # type: ignore[arg-type]
         deadline_s=None if wait is None else _seconds(wait),
+        session=session,
     )
 
 

@@ -27,7 +27,14 @@ from service.http.dialects.messages.answers import MessageAnswer, MessageError, 
 from service.http.dialects.messages.schema import CountTokensRequest, MessagesRequest
 from service.http.dialects.responses.answers import ResponseAnswer, ResponseEvent
 from service.http.dialects.responses.schema import ResponsesRequest
-from service.http.schema import CompletionRequest, DetokenizeRequest, ProfileRequest, TokenizeRequest
+from service.http.schema import (
+    MOST_LABEL,
+    SESSION,
+    CompletionRequest,
+    DetokenizeRequest,
+    ProfileRequest,
+    TokenizeRequest,
+)
 from service.http.settings import HttpSettings
 from service.metrics.live import LiveFigures
 
@@ -164,6 +171,12 @@ def _generation(summary: str, request: str, whole: str, chunk: str, errors: tupl
             "in": "header",
             "description": "The client's own deadline, seconds; it can shorten the service's, not lengthen it.",
             "schema": {"type": "number", "minimum": LEAST_DEADLINE_S},
+        },
+        {
+            "name": "x-session-id",
+            "in": "header",
+            "description": f"{SESSION} The body's prompt_cache_key goes before it.",
+            "schema": {"type": "string", "maxLength": MOST_LABEL},
         },
     ]
     answer = operation["responses"]["200"]

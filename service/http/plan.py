@@ -25,11 +25,13 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """What a request's headers ask for. `deadline_s` in seconds, None where the client set none."""
+    """What a request's headers ask for. `deadline_s` in seconds, None where the client set none.
+    `session`: of x-session-id, empty where there is none."""
 
     credential: str | None = field(default=None, repr=False)
     mode: Mode | None = None
     deadline_s: float | None = None
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def make_plan(
         max_tokens=_max_tokens(request),
         siblings=len(parts),
         stream=stream,
-        session=_session(bodies[0].get("messages") or []),
+        session=_session(request.prompt_cache_key or headers.session or request.user, bodies[0].get("messages") or []),
     )
     usage = bool(request.stream_options and request.stream_options.include_usage)
     ignored = tuple(dict.fromkeys((*ignored, *given_up)))
@@ -141,12 +143,19 @@ def make_plan(
     )
 
 
-def _session(messages: list[Body]) -> str:
-    """Of the messages up to the first user's: later turns repeat them, and so find the KV of the earlier ones."""
+def _session(label: str | None, messages: list[Body]) -> str:
+    """Of the client's own `label`, else of the messages up to the first user's. Later turns repeat either, and so find
+    the KV of the earlier ones."""
+    if label:
+        return _hashed(label.encode())
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
         return ""
-    return hashlib.blake2b(orjson.dumps(messages[: first + 1]), digest_size=16).hexdigest()
+    return _hashed(orjson.dumps(messages[: first + 1]))
+
+
+def _hashed(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _must_call(request: ChatRequest | CompletionRequest) -> bool:

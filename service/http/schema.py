@@ -44,7 +44,9 @@ NEVER: Final = {
 Text = Annotated[str, Field(description="UTF-8 text.")]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$", description="Letters, digits, _ and -; at most 128.")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Label = Annotated[str, Field(max_length=512)]
+MOST_LABEL: Final = 512
+Label = Annotated[str, Field(max_length=MOST_LABEL)]
+SESSION: Final = "Requests with the same one go to the replica that has the KV of the earlier ones, while it has room."
 
 
 class TextPart(Strict):
@@ -209,7 +211,8 @@ class Generation(Strict):
     ) = Field(None, description="Up to 16 texts that end the answer; they are not part of it.")
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1, description="With equal seeds and inputs, equal answers.")
     n: int | None = Field(None, ge=1, le=128, description="Choices per prompt.")
-    user: Label | None = Field(None, description="A label; has no effect.")
+    user: Label | None = Field(None, description="As prompt_cache_key, where neither that nor x-session-id is given.")
+    prompt_cache_key: Label | None = Field(None, description=SESSION)
     service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = Field(
         None, description="Which tier to serve the request in; `fast` means priority. The answer says what it was."
     )
@@ -254,7 +257,6 @@ class ChatRequest(Generation):
         None, description="Labels; have no effect."
     )
     store: Literal[False] | None = Field(None, description="Answers are never stored.")
-    prompt_cache_key: Label | None = Field(None, description="A label; has no effect.")
     safety_identifier: Label | None = Field(None, description="A label; has no effect.")
 
 

@@ -13,7 +13,7 @@ from service.http.plan import Body
 from service.http.schema import ChatRequest, Label, Loose, Strict
 from service.http.validate import extras
 
-TAKEN: Final = ("user", "metadata", "prompt_cache_key", "safety_identifier", "cache_salt")
+TAKEN: Final = ("metadata", "safety_identifier", "cache_salt")
 """Labels: they change nothing."""
 
 

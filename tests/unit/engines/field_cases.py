@@ -41,6 +41,7 @@ BOTH: Final[dict[str, Ask]] = {
     "seed": Ask(11),
     "n": Ask(2),
     "user": Ask("someone"),
+    "prompt_cache_key": Ask("k"),
     "service_tier": Ask("flex"),
     "top_k": Ask(5),
     "min_p": Ask(0.125),
@@ -67,7 +68,6 @@ CASES: Final[dict[Endpoint, dict[str, Ask]]] = {
         "modalities": Ask(["text"]),
         "metadata": Ask({"a": "b"}),
         "store": Ask(False),
-        "prompt_cache_key": Ask("k"),
         "safety_identifier": Ask("s"),
     },
     "completions": BOTH

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -87,7 +88,9 @@ PLAN: Final[dict[str, Callable[[Plan], Any]]] = {
     "n": lambda plan: len(plan.parts),
     "service_tier": lambda plan: plan.parts[0].request.tier,
 }
-LABELS: Final = OURS - PLAN.keys()
+SESSION: Final = {"user", "prompt_cache_key"}
+"""Docs: they find the replica, and change nothing else."""
+LABELS: Final = OURS - PLAN.keys() - SESSION
 """Docs: accepted, without effect. (`modalities` and `store` have one value each: what happens anyway.)"""
 
 
@@ -97,14 +100,16 @@ def test_what_http_obeys_itself_has_its_effect_in_the_plan(engine: str, endpoint
     made, plain = (planned(make(endpoint, name), HONOURED[engine]) for make in (asking, without))
     if name in LABELS:
         assert made == plain
+    elif name in SESSION:
+        assert made.context.session != plain.context.session
+        assert replace(made, context=replace(made.context, session=plain.context.session)) == plain
     else:
         assert PLAN[name](made) == CASES[endpoint][name].value
         assert name == "model" or PLAN[name](made) != PLAN[name](plain)
 
 
 def test_labels_are_those_that_docs_http_names() -> None:
-    known = {"user", "metadata", "prompt_cache_key", "safety_identifier"}
-    assert known | {"modalities", "store"} == LABELS
+    assert {"metadata", "safety_identifier", "modalities", "store"} == LABELS
 
 
 # -- llama.cpp: under the names that its server reads ----------------------------------------------------------------

@@ -156,7 +156,6 @@ async def test_fields_reach_the_engine_by_its_names(sdk: anthropic.AsyncAnthropi
     assert body["chat_template_kwargs"] == {"enable_thinking": True, "clear_thinking": False}
     assert set(raw.headers["x-glm-ignored"].split(", ")) == {
         "tools.cache_control",
-        "metadata",
         "max_tokens",
         "thinking_token_budget",
         "reasoning_effort",

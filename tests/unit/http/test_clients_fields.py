@@ -132,8 +132,8 @@ async def test_reasoning_is_left_out_where_the_client_wants_none(http: httpx.Asy
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"user": "u", "metadata": {"a": "b"}, "cache_salt": "s"}, {"user", "metadata", "cache_salt"}),
-        ({"prompt_cache_key": "k", "safety_identifier": "s"}, {"prompt_cache_key", "safety_identifier"}),
+        ({"metadata": {"a": "b"}, "cache_salt": "s"}, {"metadata", "cache_salt"}),
+        ({"user": "u", "prompt_cache_key": "k", "safety_identifier": "s"}, {"safety_identifier"}),
         (
             {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
             {"stream_options.continuous_usage_stats"},

@@ -167,7 +167,6 @@ async def test_what_agents_send_beside_is_taken_and_named(sdk: openai.AsyncOpenA
     )
     assert set(raw.headers["x-glm-ignored"].split(", ")) == {
         "reasoning.summary",
-        "prompt_cache_key",
         "client_metadata",
         "store",
         "truncation",

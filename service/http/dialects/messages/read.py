@@ -39,7 +39,6 @@ _LABELS: Final = (
     "diagnostics",
     "inference_geo",
     "speed",
-    "metadata",
 )
 _PARAGRAPH: Final = "\n\n"
 """Between blocks of text that became one."""
@@ -79,6 +78,7 @@ def _generation(asked: MessagesRequest) -> Body:
         "temperature": asked.temperature,
         "top_p": asked.top_p,
         "top_k": asked.top_k,
+        "user": asked.metadata and asked.metadata.user_id,
         "service_tier": "default" if asked.service_tier == "standard_only" else asked.service_tier,
     }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from service.http.schema import Loose, Name, Strict, Text
+from service.http.schema import SESSION, Label, Loose, Name, Strict, Text
 
 MOST_STOPS = 16
 
@@ -149,6 +149,10 @@ class ContextManagement(Loose):
     )
 
 
+class Metadata(Loose):
+    user_id: Label | None = Field(None, description=f"{SESSION} The header x-session-id goes before it.")
+
+
 class CountTokensRequest(Strict):
     """Body of POST /v1/messages/count_tokens."""
 
@@ -184,5 +188,5 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling.")
     top_k: int | None = Field(None, ge=0, le=2**31 - 1, description="Sample from the k likeliest; 0 is all.")
-    metadata: dict[str, Any] | None = Field(None, description="Labels; have no effect.")
+    metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -26,10 +26,8 @@ from service.http.validate import extras, validate
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """Of `include`: what is obeyed."""
 _LABELS = (
-    "user",
     "metadata",
     "client_metadata",
-    "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
     "max_tool_calls",
@@ -58,6 +56,8 @@ def read(raw: Body) -> Reading:
         "stream": asked.stream,
         "reasoning_effort": asked.reasoning and asked.reasoning.effort,
         "service_tier": asked.service_tier,
+        "user": asked.user,
+        "prompt_cache_key": asked.prompt_cache_key,
     }
     body = {name: value for name, value in body.items() if value is not None}
     return Reading(

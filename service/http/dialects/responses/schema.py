@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from service.http.schema import JsonObjectFormat, Label, Loose, Name, Strict, Text, TextFormat
+from service.http.schema import SESSION, JsonObjectFormat, Label, Loose, Name, Strict, Text, TextFormat
 
 
 class TextContent(Loose):
@@ -145,10 +145,10 @@ class ResponsesRequest(Strict):
     truncation: Literal["auto", "disabled"] | None = Field(None, description="auto is taken: nothing is left out.")
     store: bool | None = Field(None, description="true is taken: answers are never stored.")
     background: Literal[False] | None = None
-    user: Label | None = Field(None, description="A label; has no effect.")
+    user: Label | None = Field(None, description="As prompt_cache_key, where neither that nor x-session-id is given.")
     metadata: dict[str, Any] | None = Field(None, description="Labels; have no effect.")
     client_metadata: dict[str, Any] | None = Field(None, description="Labels; have no effect.")
-    prompt_cache_key: Label | None = Field(None, description="A label; has no effect.")
+    prompt_cache_key: Label | None = Field(None, description=SESSION)
     prompt_cache_retention: str | None = Field(None, description="Taken: prompts are always cached.")
     safety_identifier: Label | None = Field(None, description="A label; has no effect.")
     max_tool_calls: int | None = Field(None, ge=1, description="Taken: it bounds tools that OpenAI runs.")
