@@ -1,7 +1,9 @@
-"""Every link between the documents leads somewhere, and every page can be reached from the README."""
+"""Every link between the documents leads somewhere, every page can be reached from the README, and every name of a way
+through the code exists."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,3 +31,23 @@ def test_every_page_can_be_reached() -> None:
         reached.add(page)
         frontier |= {link for link in links(page) if link.suffix == ".md" and link.exists()} - reached
     assert {page.name for page in PAGES} - {page.name for page in reached} == set()
+
+
+HOP = re.compile(r"`((?:service|deployments|dashboards|loadtest|k8s)/[\w/.]+)(?::([\w.]+))?`")
+
+
+def defined(tree: ast.AST, name: str) -> bool:
+    """Whether a module defines a class or function of this (dotted) name."""
+    body = getattr(tree, "body", [])
+    first, _, rest = name.partition(".")
+    named = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(node.name == first and (not rest or defined(node, rest)) for node in body if isinstance(node, named))
+
+
+def test_every_hop_of_how_a_request_runs_exists() -> None:
+    hops = HOP.findall((ROOT / "docs/how-a-request-runs.md").read_text(encoding="utf-8"))
+    assert len(hops) > 50
+    missing = [file for file, _ in hops if not (ROOT / file).exists()]
+    assert not missing
+    trees = {file: ast.parse((ROOT / file).read_text(encoding="utf-8")) for file, name in hops if name}
+    assert not [f"{file}:{name}" for file, name in hops if name and not defined(trees[file], name)]
