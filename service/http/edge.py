@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from uuid import uuid4
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -13,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BadRequest, MethodNotAllowed, NotFound, ServiceError
-from service.http.envelope import ANTHROPIC_PATH, REQUEST_ID, as_service_error, error_response
+from service.http.envelope import ANTHROPIC_PATH, REQUEST_ID, as_service_error, error_response, new_request_id
 
 _GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -30,7 +29,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _GOOD_ID.fullmatch(given) else f"req_{uuid4().hex}"
+        request_id = given if _GOOD_ID.fullmatch(given) else new_request_id()
         scope[REQUEST_ID] = request_id
         ids = [(b"x-request-id", request_id.encode())]
         if scope["path"].startswith(ANTHROPIC_PATH):

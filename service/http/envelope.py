@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Final
+from uuid import uuid4
 
 import orjson
 from starlette.responses import Response
@@ -29,6 +30,10 @@ _ANTHROPIC_TYPES: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def new_request_id() -> str:
+    return f"req_{uuid4().hex}"
 
 
 def request_id(scope: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 
 from starlette.requests import ClientDisconnect
@@ -26,6 +27,9 @@ STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 LAST_WRITE_S = 5.0
+MOST_NAMES = 64
+"""In x-glm-ignored: a body may hold thousands of unknown keys, and clients refuse an answer with a long head."""
+_UNFIT = re.compile(r"[^ -~]")
 
 
 class Exchange(Response):
@@ -47,12 +51,18 @@ class Exchange(Response):
 
     def _answer_headers(self) -> list[tuple[bytes, bytes]]:
         """What was taken and changes nothing; where the request went, as far as that is known."""
-        ignored = [(b"x-glm-ignored", ", ".join(self._plan.ignored).encode())] if self._plan.ignored else []
+        ignored = [(b"x-glm-ignored", _listed(self._plan.ignored))] if self._plan.ignored else []
         if not self._served:
             return ignored
         pools = ",".join(sorted({served.pool for served in self._served.values()}))
         queue_ms = 1000 * max(served.queue_s for served in self._served.values())
         return [*ignored, (b"x-glm-pool", pools.encode()), (b"x-glm-queue-ms", b"%.1f" % queue_ms)]
+
+
+def _listed(names: tuple[str, ...]) -> bytes:
+    """As a header's value. Keys of the client's own JSON may hold anything, line ends too, and be many."""
+    text = _UNFIT.sub("?", ", ".join(names[:MOST_NAMES]))
+    return (text if len(names) <= MOST_NAMES else f"{text}, ...").encode()
 
 
 class WholeAnswer(Exchange):

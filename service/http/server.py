@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import BadRequest, HeadersTooLarge, NotReady, RequestTimeout, ServiceError
-from service.http.envelope import error_response
+from service.http.envelope import error_response, new_request_id
 from service.http.settings import HttpSettings
 
 BACKLOG = 2048
@@ -198,7 +198,7 @@ class _Connection(HttpToolsProtocol):
             # An answer is under way on this connection: nothing can be said between its bytes.
             transport.close()
             return
-        answer = error_response(error, {"path": ""})
+        answer = error_response(error, {"path": ""}, headers={"x-request-id": new_request_id()})
         lines = [STATUS_LINE[answer.status_code]]
         lines += [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
         transport.write(b"".join([*lines, b"connection: close\r\n\r\n", bytes(answer.body)]))
