@@ -31,10 +31,11 @@ class Stops:
         if not self._texts:
             return delta
         text = self._held + delta.text
-        found = [at for at in map(text.find, self._texts) if at >= 0]
+        # The one that is complete first: which deltas the text came in must not matter.
+        found = [(at + len(stop), at) for stop in self._texts if (at := text.find(stop)) >= 0]
         if found:
             self.hit = True
-            end = min(found)
+            _, end = min(found)
             return replace(delta, text=text[:end], calls=(), logprobs=self._begun(delta, end), finish="stop")
         over = delta.finish is not None or delta.calls
         end = len(text) if over else len(text) - self._begins_stop(text)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from service.engines import llamacpp_trial
-from service.engines.llamacpp_grammar import grammar, plain
+from service.engines.llamacpp_grammar import grammar, plain, wanted_schema
+from service.engines.llamacpp_tools import wrap
 from service.engines.llamacpp_trial import Trials
 from service.errors import BadRequest, EngineFailed, Overloaded
 
@@ -125,3 +126,13 @@ async def test_answers_are_judged(trials: Trials, text: str, cut: bool, says: st
 )
 def test_only_plain_parameters_are_left_to_llama_cpp(parameters: Any, is_plain: bool) -> None:
     assert plain([{"function": {"name": "f", "parameters": parameters}}]) is is_plain
+
+
+@pytest.mark.parametrize(("choice", "many"), [({"type": "function", "function": {"name": "f"}}, 1), ("required", 8)])
+async def test_a_named_tool_is_called_once_by_the_grammar_itself(trials: Trials, choice: Any, many: int) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    held = grammar(wanted_schema(wrap({"messages": [], "tools": [tool], "tool_choice": choice})) or {})
+    calls = ['{"name": "f", "arguments": {}}'] * (many + 1)
+    await trials.judge(held, f'{{"tool_calls": [{", ".join(calls[:many])}]}}', cut=False)
+    with pytest.raises(EngineFailed, match="breaks its schema"):
+        await trials.judge(held, f'{{"tool_calls": [{", ".join(calls)}]}}', cut=False)
