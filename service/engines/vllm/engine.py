@@ -67,11 +67,9 @@ class VllmEngine:
     async def _load(self, report: Report) -> ModelCard:
         report(LoadProgress("checking", self._path.name))
         on_cpu = await _on_cpu()
-        # Beside the reading of the file's header and the making of its config and tokenizer. What cannot be imported is
-        # said where it is needed.
-        importing = asyncio.gather(asyncio.to_thread(Layer.import_ahead), return_exceptions=True)
+        # Not beside the import of vLLM: of two threads that import the same packages one may find the other's half done
+        # ("cannot import name 'AutoConfig' from 'transformers'").
         header, model = await asyncio.to_thread(self._prepare, on_cpu)
-        await importing
         with tempfile.TemporaryDirectory(prefix="glm5-load-") as place:
             told = Path(place) / "progress"
             argv = launch.arguments(model, self._options, on_cpu=on_cpu, traces=self._traces)

@@ -28,13 +28,6 @@ class Layer:
         self._state: Any = None
 
     @staticmethod
-    def import_ahead() -> None:
-        """What `build` and `open` import, which takes seconds."""
-        import vllm.entrypoints.launchers.api_server.app_state
-        import vllm.entrypoints.launchers.cli_args
-        import vllm.v1.engine.async_llm  # noqa: F401
-
-    @staticmethod
     def build(argv: list[str], books: Books) -> Layer:
         """Start the engine's processes and load the model. Raises ValueError or RuntimeError from vLLM."""
         from vllm.engine.arg_utils import AsyncEngineArgs

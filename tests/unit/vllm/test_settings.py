@@ -196,10 +196,6 @@ async def test_what_a_broken_off_load_has_started_is_ended_once_it_is_up(
 
     class Slow:
         @staticmethod
-        def import_ahead() -> None:
-            pass
-
-        @staticmethod
         def build(argv: list[str], books: object) -> Slow:
             up.wait(60)
             return Slow()
