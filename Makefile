@@ -26,7 +26,7 @@ test: $(VENV)/.test
 
 ## The long runs of the kills: 200 streams at each, 10,000 whole answers. Not part of CI.
 soak: $(VENV)/.test
-	GLM5_CHAOS_STREAMS=200 GLM5_CHAOS_REQUESTS=10000 $(BIN)/python -m pytest tests/chaos --timeout=1800 $(ARGS)
+	GLM5_CHAOS_STREAMS=200 GLM5_CHAOS_REQUESTS=10000 $(PYTEST) tests/chaos --timeout=1800 $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.kernels_in_engine import paths
 from benchmarks.serving import cpu_seconds
 from tests.service import free_port
+from tests.unit.metrics.read import samples, total
 from tests.vllm.faults import plugin_path
 
 COUNTERS = {"glm5": "glm_output_tokens_total", "vllm": "vllm:generation_tokens_total"}
@@ -55,8 +56,7 @@ class Server:
         """Generated so far, by its own counter."""
         counter = COUNTERS["glm5" if self.name == "glm5" else "vllm"]
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((counter + "{", counter + " ")))
+            return total(samples(answer.read().decode()), counter)
 
     def answers(self) -> bool:
         path = "/ready" if self.name == "glm5" else "/health"

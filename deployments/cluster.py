@@ -96,12 +96,12 @@ def cluster(config: Config, stop: threading.Event) -> Iterator[Vigil]:
         yield vigil
     finally:
         lost = vigil.lost if vigil is not None else ""
-        if vigil is not None and not lost:
-            vigil.over()
         if lost:
             # Ray's own shutdown, now or when the interpreter ends, would wait for what is gone.
             atexit.unregister(ray.shutdown)
         else:
+            if vigil is not None:
+                vigil.over()
             with contextlib.suppress(Exception):
                 ray.shutdown()
         warden.end(now=bool(lost))

@@ -35,10 +35,8 @@ def serve(config: Config, say: Say, ready: Callable[[str], None]) -> None:
     stop = threading.Event()
     with _signals(stop):
         say("starting Ray", "")
-        with (
-            cluster(config, stop) as vigil,
-            _signals(stop),
-        ):  # again: Ray puts handlers of its own, which abort, on SIGTERM
+        # Signals again: Ray puts handlers of its own, which abort, on SIGTERM.
+        with cluster(config, stop) as vigil, _signals(stop):
             if not stop.is_set():
                 start(config, stop, say)
             if not stop.is_set():

@@ -88,17 +88,16 @@ class Gate:
         try:
             if answer == "waiting":
                 await self._wait(ticket, timeout_s)
-        except BaseException:
-            del self._asked[id]
-            raise
-        started = self._since[id] = self._clock()
-        try:
-            yield started - arrived
+            started = self._since[id] = self._clock()
+            try:
+                yield started - arrived
+            finally:
+                now = self._clock()
+                del self._since[id]
+                self.rate.finished(now - started, now, tokens)
+                self._admit(self._queue.release(id))
         finally:
-            now = self._clock()
-            del self._since[id], self._asked[id]
-            self.rate.finished(now - started, now, tokens)
-            self._admit(self._queue.release(id))
+            del self._asked[id]
 
     async def _wait(self, ticket: Ticket, timeout_s: float) -> None:
         waiter = self._waiters[ticket.id] = asyncio.get_running_loop().create_future()

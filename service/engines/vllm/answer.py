@@ -4,7 +4,6 @@ which cost more than half of what a token costs in this process (docs/performanc
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 from service.engines.choice import Choice
@@ -21,8 +20,8 @@ class Reader:
         """`reasoning`: how many of the tokens were reasoning, asked once, at the end."""
         self._said, self._reasoning = said, reasoning
         self._choice = Choice()
-        self._counts = Delta()
-        """Of results that said nothing yet: a parser holds them back."""
+        self._output = self._prompt = self._cached = 0
+        """Tokens of results that said nothing yet: a parser holds them back."""
         self._began = False
 
     def read(self, result: Any) -> Delta | None:
@@ -31,19 +30,20 @@ class Reader:
         finish = output.finish_reason
         if self._choice.finished or not (output.text or output.token_ids or finish):
             return None  # a part of the prompt was computed
-        counts = replace(self._counts, output_tokens=self._counts.output_tokens + len(output.token_ids))
+        self._output += len(output.token_ids)
         if not self._began:
             self._began = True
-            counts = replace(
-                counts, prompt_tokens=len(result.prompt_token_ids or ()), cached_tokens=result.num_cached_tokens or 0
-            )
+            self._prompt, self._cached = len(result.prompt_token_ids or ()), result.num_cached_tokens or 0
         entry = self._said(result, output)
         if entry is None and finish is None:
-            self._counts = counts
             return None
-        self._counts = Delta()
-        if finish is not None:
-            counts = replace(counts, reasoning_tokens=self._reasoning())
+        counts = Delta(
+            output_tokens=self._output,
+            prompt_tokens=self._prompt,
+            cached_tokens=self._cached,
+            reasoning_tokens=self._reasoning() if finish is not None else 0,
+        )
+        self._output = self._prompt = self._cached = 0
         return self._choice.read({"finish_reason": finish} | (entry or {"delta": {}}), counts)
 
 
